@@ -16,6 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_AR
 INSTALLED := $(VENV)/.installed
 INSTALLED_SERVER := $(VENV)/.installed-server
 INSTALLED_DEV := $(VENV)/.installed-dev
+# Each process takes the tests of one file after another, and computes on one core.
+PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 # As they were given: the shell must not read a price, a quote or a backtick in them as its own.
 export SAID := $(value TEXT)
 export SAID_TO := $(value OUT)
@@ -23,7 +25,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity upstream-env judges browser contract executorch bench-check docs clean
+.PHONY: help say serve test nightly check format parity upstream-env judges browser contract cluster executorch coreml bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,16 +37,16 @@ serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 	$(BIN)/nightingale serve
 
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST_PARALLEL) $(TESTS)
 
 nightly: $(INSTALLED_DEV) ## small runs of every benchmark and lab script
-	$(BIN)/python -m pytest -m nightly tests/lab
+	$(PYTEST_PARALLEL) -m nightly tests/lab
 
 check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m '' tests/project
+	$(PYTEST_PARALLEL) --dist=worksteal -m '' tests/project
 
 format: $(INSTALLED_DEV) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -60,8 +62,9 @@ upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages fo
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install
 
-browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
+browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium and npm)
 	$(PIP) -e '.[browser]'
+	npm install --silent --no-save --prefix examples/browser onnxruntime-web
 	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
 contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
@@ -70,10 +73,22 @@ contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an e
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
 
+cluster: ## try replicas, faults and batches on a real Ray, in an environment of its own (0.9 GB)
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[ray]' pytest httpx
+	.venv-cluster/bin/python -m pytest -W default -m '' tests/cluster
+
 executorch: ## export wren to ExecuTorch and compare it with the engine, in an environment of its own (1.3 GB)
 	$(PYTHON) -m venv .venv-executorch
 	.venv-executorch/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 executorch==1.5.1 pytest -e '.[executorch]'
 	.venv-executorch/bin/python -m pytest -W default -s -m slow tests/export/test_executorch_runtime.py
+
+coreml: ## export wren to Core ML and check the packages, in an environment of its own (1.2 GB; on ARM Linux COREMLTOOLS=DIR)
+	$(PYTHON) -m venv .venv-coreml
+	.venv-coreml/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 pytest -e '.[coreml]'
+	@# There is no wheel for ARM Linux: DIR is a checkout of github.com/apple/coremltools at tag 9.0.
+	$(if $(COREMLTOOLS),.venv-coreml/bin/python tools/build_coremltools.py "$(COREMLTOOLS)")
+	.venv-coreml/bin/python -m pytest -W default -s -m '' tests/export/test_coreml_packages.py
 
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard

@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import checkout  # noqa: F401
@@ -145,11 +144,11 @@ class Drafts:
                 self.board.checks[name] = tokens == expected[: len(tokens)]
                 self.board.checks[f"{name}, number"] = len(tokens)
 
-    def measure(self, label: str = "") -> None:
+    def measure(self) -> None:
         """Time the steps in bfloat16."""
         loop, step = self.open_loop(self.half, SyntheticStep)
         step.right = torch.zeros((1 + LONGEST) * self.tokens + LONGEST, dtype=torch.bool, device=self.device)
-        rows, name = self.board.rows, f"{self.family}{label}"
+        rows, name = self.board.rows, self.family
         plain = rows[f"{name}: plain step, ms"] = self.median(lambda: self.decode(loop, self.launches, 0)[1])
         for drafts in range(1, LONGEST + 1):
             step.accept_with(0.0)
@@ -213,12 +212,6 @@ def main(arguments: list[str] | None = None) -> None:
     for drafts in built:
         shown.part(f"{drafts.family}: tokens", drafts.check)
         shown.part(f"{drafts.family}: times", drafts.measure)
-    if shown.device.type == "cuda":
-        module: Any = import_module("nightingale.backends.cuda.t3.fused_step")  # needs Triton
-        few, module.MAX_ROWS = module.MAX_ROWS, 8
-        for drafts in built:
-            shown.part(f"{drafts.family}: times", partial(drafts.measure, ", own kernel for up to 8 rows"))
-        module.MAX_ROWS = few
     shown.finish("gpu_drafts")
 
 

@@ -212,6 +212,7 @@ class EngineBench:
             given = prompt.to(self.device, decoder.dtype)
             sampling = tts._worker.model.defaults.sampling
             decoder.prefill(0, given, sampling=sampling, seed=turn, budget=self.tokens)
+            decoder.compute_prompts()
             board.synchronize(self.device)
             started = time.perf_counter()
             for _ in range(launches):

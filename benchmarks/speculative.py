@@ -64,7 +64,7 @@ def main() -> None:
         result["verify"] = verify_tables(model, layers, args.threads, rounds)
         print_verify(result["verify"])
     if "speak" in parts:
-        drafts, lengths = args.draft or ["guess", "lookup"], args.length or [1, 2, 3]
+        drafts, lengths = args.draft or ["head", "lookup"], args.length or [1, 2, 3]
         lines = sentences("wren_200") if args.texts is None else args.texts.read_text().splitlines()
         texts = [line for line in lines if line.strip()][: args.sentences]
         if args.tiny:
@@ -82,7 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--texts", type=Path, help="a file of sentences, one per line")
     parser.add_argument("--language", help="language code of the sentences, for multilingual models")
     parser.add_argument("--sentences", type=int, default=100)
-    parser.add_argument("--draft", action="append", help="guess, lookup, a file, or a model")
+    parser.add_argument("--draft", action="append", help="head, lookup, a file, or a model")
     parser.add_argument("--chart", type=Path, help="an SVG of the acceptance rates")
     parser.add_argument("--length", action="append", type=int, help="fixed draft lengths")
     parser.add_argument("--part", action="append", choices=["verify", "speak"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +17,17 @@ if TYPE_CHECKING:
 
 BRIEF_TOKENS = 6
 
+# Triton decides when a kernel is defined whether it is compiled or interpreted. Tests of any folder may be the
+# first in a process to import one, so this is set before all of them.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.fixture(autouse=True)
 def _separate_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep tests away from the user's voices and cache."""
+    """Keep tests away from the user's voices, cache and defaults."""
     monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,3 +59,14 @@ def tts_with(noise_model: Model) -> Callable[..., TTS]:
 def brief(tts_with: Callable[..., TTS]) -> TTS:
     """Return an engine whose segments end after a quarter of a second."""
     return tts_with()
+
+
+@pytest.fixture(scope="session")
+def english(brief: TTS) -> Iterator[TTS]:
+    """Return an engine that reads text as wren does, without its weights."""
+    from nightingale import TTS
+    from nightingale.text.english import normalize
+
+    frontend = replace(brief._model.frontend, spell_out=normalize, family="wren")
+    with TTS.over(replace(brief._model, frontend=frontend)) as tts:
+        yield tts

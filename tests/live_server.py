@@ -28,6 +28,7 @@ class EndlessStream:
     def __init__(self) -> None:
         self.chunks_read, self.cancelled = 0, False
         self.metrics = Metrics(ttfa_ms=1, total_ms=1, audio_seconds=1, tokens=1)
+        self.warnings = ()
 
     def push(self, text: str) -> None:
         """Ignore the text."""

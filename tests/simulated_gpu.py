@@ -28,13 +28,15 @@ class GpuCosts:
     batch_s: float = 0.027
     block_s: float = 0.0079
     token_s: float = 0.00003
+    launch_s: float = 0.0065
+    """The worker's time for a batch of 16 blocks, before the GPU begins."""
     steps: int = 4
     max_batch: int = 16
     context: int = 25
 
 
 TURBO = GpuCosts(
-    prefill_s=0.002, step_s=0.0011, slot_s=0.000007, batch_s=0.01, block_s=0.0014, token_s=0.00001
+    prefill_s=0.002, step_s=0.0011, slot_s=0.000007, batch_s=0.012, block_s=0.0016, token_s=0.00001
 )
 
 
@@ -97,6 +99,7 @@ class GpuRenderer:
             samples.append(np.zeros(tokens * CLOCKS.samples_per_token, np.float32))
             work_s += costs.block_s + costs.token_s * (tokens + min(before, costs.context))
         future = SimulatedFuture(self.cores)
+        self.cores.run(costs.launch_s * len(blocks) / costs.max_batch)
         self._queue.append((work_s, future, samples))
         if len(self._queue) == 1:
             self._start()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
+from synthetic_clip import voice_like
 
 from nightingale import TTS, ConfigError, UnsupportedLanguage, Voice, VoiceNotFound, compat
-from nightingale.compat import ChatterboxMultilingualTTS, ChatterboxTTS, ChatterboxTurboTTS
+from nightingale.compat import ChatterboxMultilingualTTS, ChatterboxTTS, ChatterboxTurboTTS, ChatterboxVC
 
 CLASSES = (ChatterboxTTS, ChatterboxMultilingualTTS, ChatterboxTurboTTS)
 
@@ -240,3 +243,45 @@ def test_turbo_logs_what_it_ignores(brief: TTS, caplog: pytest.LogCaptureFixture
     assert "ignored" in caplog.text
     with pytest.raises(ConfigError, match="norm_loudness"):
         model.generate("Hello", norm_loudness=False)
+
+
+def test_conversion_has_upstreams_interface(brief: TTS, clip: Path, tmp_path: Path) -> None:
+    """The names and order of `chatterbox.vc.ChatterboxVC`."""
+    spelled = {
+        name: list(inspect.signature(getattr(ChatterboxVC, name)).parameters)
+        for name in ("__init__", "from_pretrained", "from_local", "set_target_voice", "generate")
+    }
+    assert spelled == {
+        "__init__": ["self", "s3gen", "device", "ref_dict"],
+        "from_pretrained": ["device"],
+        "from_local": ["ckpt_dir", "device"],
+        "set_target_voice": ["self", "wav_fpath"],
+        "generate": ["self", "audio", "target_voice_path"],
+    }
+    recording = tmp_path / "in.wav"
+    soundfile.write(recording, voice_like(1.0, 24_000), 24_000)
+    model = ChatterboxVC(brief.converter)
+    own = generate_seeded(model, recording)
+    assert own.shape == (1, 24_000)
+    assert own.dtype == torch.float32
+    assert model.sr == 24_000
+    others = generate_seeded(model, str(recording), target_voice_path=str(clip))
+    assert not torch.equal(own, others)
+    assert torch.equal(generate_seeded(model, recording), own), "a target applies to its own call"
+    model.set_target_voice(clip)
+    assert torch.equal(generate_seeded(model, recording), others)
+
+
+def test_conversion_loads_the_english_model_without_t3(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        compat.VoiceConverter,
+        "load",
+        lambda model, **options: asked.append((model, options)) or SimpleNamespace(sample_rate_hz=24_000),
+    )
+    ChatterboxVC.from_pretrained("cpu")
+    ChatterboxVC.from_local("folder", "mps")
+    assert asked == [
+        ("english", {"device": "cpu", "profile": "exact"}),
+        (Path("folder"), {"device": "cpu", "profile": "exact", "kind": "english"}),
+    ]

@@ -87,7 +87,7 @@ def public_objects() -> dict[str, Any]:
     """Return name -> object for everything a user may rely on."""
     found = {name: getattr(nightingale, name) for name in nightingale.__all__ if name != "__version__"}
     for owner, method in RETURNED:
-        function = getattr(found[owner], method)
+        function = inspect.unwrap(getattr(found[owner], method))
         kind = function.__globals__[function.__annotations__["return"]]
         found[kind.__name__] = kind
     for name, value in vars(compat).items():

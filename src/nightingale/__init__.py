@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from nightingale.audio.encoders.recording import save
     from nightingale.engine import TTS
     from nightingale.engine.aio import AsyncTTS
-    from nightingale.types import Audio, AudioChunk, Metrics, Sampling
+    from nightingale.engine.captions import format_srt, format_webvtt
+    from nightingale.engine.conversion import VoiceConverter
+    from nightingale.types import Audio, AudioChunk, Metrics, Sampling, SpeechProgress, TimedWord
     from nightingale.voices.voice import Voice
 
 __version__ = "0.1.0"
@@ -65,15 +67,20 @@ __all__ = [
     "OutputError",
     "QueueFull",
     "Sampling",
+    "SpeechProgress",
     "TextError",
     "TextTooLong",
+    "TimedWord",
     "UnknownModel",
     "UnsupportedLanguage",
     "Voice",
+    "VoiceConverter",
     "VoiceError",
     "VoiceExists",
     "VoiceNotFound",
     "__version__",
+    "format_srt",
+    "format_webvtt",
     "save",
 ]
 
@@ -81,7 +88,9 @@ _LATE = {
     "nightingale.audio.encoders.recording": ("save",),
     "nightingale.engine": ("TTS",),
     "nightingale.engine.aio": ("AsyncTTS",),
-    "nightingale.types": ("Audio", "AudioChunk", "Metrics", "Sampling"),
+    "nightingale.engine.captions": ("format_srt", "format_webvtt"),
+    "nightingale.engine.conversion": ("VoiceConverter",),
+    "nightingale.types": ("Audio", "AudioChunk", "Metrics", "Sampling", "SpeechProgress", "TimedWord"),
     "nightingale.voices.voice": ("Voice",),
 }
 

@@ -11,7 +11,7 @@ Names, order and defaults of the parameters are upstream's. The differences:
   keeps its voice.
 - **Seeds.** `torch.manual_seed(n)` before `generate` makes it repeatable, as upstream, but the samples differ
   from upstream's. Threads share torch's generator; use `TTS.say(seed=n)` if their order matters.
-- **Errors** are those of `nightingale.errors`. The audio has no watermark.
+- **Errors** are those of `nightingale.errors`. The audio has no watermark; docs/conversion.md says how to add it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nightingale.decoding.philox import SEED_LIMIT
 from nightingale.engine import TTS
+from nightingale.engine.conversion import VoiceConverter
 from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES
 from nightingale.voices.voice import Voice
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Chatterbox:
-    """Base of the three models."""
+    """Base of the three models that speak."""
 
     MODEL: ClassVar[str]
 
@@ -49,11 +50,7 @@ class _Chatterbox:
 
     @classmethod
     def _load(cls, model: str | Path, device: str | torch.device, **options: Any) -> Self:
-        import torch
-
-        name = str(device)
-        if name == "mps" and not torch.backends.mps.is_available():
-            name = "cpu"  # as upstream does
+        name = _device_name(device)
         return cls(TTS(model, device=name, profile="exact", **options), name)
 
     @classmethod
@@ -77,8 +74,8 @@ class _Chatterbox:
 
         # Read once: another thread may call `prepare_conditionals` at any time.
         voice = self.tts.voice(audio_prompt_path) if audio_prompt_path else self.conds
-        seed = int(torch.randint(SEED_LIMIT, (), dtype=torch.int64))
-        audio = self.tts.say(text, voice=voice, language=language_id or None, seed=seed, **controls)
+        language, seed = language_id or None, _drawn_seed()
+        audio = self.tts.say(text, voice=voice, language=language, seed=seed, **controls)
         return torch.from_numpy(audio.samples).unsqueeze(0)
 
 
@@ -200,6 +197,55 @@ class ChatterboxTurboTTS(_Chatterbox):
             temperature=temperature,
             top_k=top_k,
         )
+
+
+class ChatterboxVC:
+    """Voice conversion. It loads S3Gen and the voice encoder of the English model, and no T3."""
+
+    def __init__(self, s3gen: VoiceConverter, device: str = "cpu", ref_dict: Voice | None = None) -> None:
+        """Convert with the networks of `s3gen`; ref_dict is the target voice of calls that name none."""
+        self.s3gen, self.device, self.sr = s3gen, device, s3gen.sample_rate_hz
+        self.ref_dict = ref_dict
+
+    @classmethod
+    def _load(cls, model: str | Path, device: str | torch.device, **options: Any) -> Self:
+        name = _device_name(device)
+        return cls(VoiceConverter.load(model, device=name, profile="exact", **options), name)
+
+    @classmethod
+    def from_pretrained(cls, device: str | torch.device = "cpu") -> Self:
+        return cls._load("english", device)
+
+    @classmethod
+    def from_local(cls, ckpt_dir: str | Path, device: str | torch.device = "cpu") -> Self:
+        return cls._load(Path(ckpt_dir), device, kind="english")
+
+    def set_target_voice(self, wav_fpath: str | Path) -> None:
+        """Make this clip the target of later calls."""
+        self.ref_dict = self.s3gen.voice(wav_fpath)
+
+    def generate(self, audio: str | Path, target_voice_path: str | Path | None = None) -> Tensor:
+        """Return the recording in the target voice: (1, samples), float32 at `sr`."""
+        import torch
+
+        voice = self.s3gen.voice(target_voice_path) if target_voice_path else self.ref_dict
+        converted = self.s3gen.convert(audio, voice=voice, seed=_drawn_seed())
+        return torch.from_numpy(converted.samples).unsqueeze(0)
+
+
+def _device_name(device: str | torch.device) -> str:
+    import torch
+
+    name = str(device)
+    # As upstream does.
+    return "cpu" if name == "mps" and not torch.backends.mps.is_available() else name
+
+
+def _drawn_seed() -> int:
+    """Return a seed from torch's generator, so that `torch.manual_seed` makes a call repeatable."""
+    import torch
+
+    return int(torch.randint(SEED_LIMIT, (), dtype=torch.int64))
 
 
 def _t3_option(t3_model: str | None) -> dict[str, str]:

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 
 class NightingaleError(Exception):
@@ -61,6 +62,10 @@ class NightingaleError(Exception):
         details += [f"allowed: {allowed}"] if allowed is not None else []
         message = f"{what}: {'; '.join(details)}" if details else what
         super().__init__(f"{message}. {fix}" if fix is not None else message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = {"got": self.got, "allowed": self.allowed, "fix": self.fix, "param": self.param}
+        return partial(type(self), self.what, **parts), (), vars(self)
 
 
 class ConfigError(NightingaleError):
@@ -168,6 +173,19 @@ class EngineFault(NightingaleError):
     """The engine failed while it served the request."""
 
     exit_code = 9
+
+
+def wrong_type(param: str, value: object, allowed: str, *, fix: str | None = None) -> ConfigError:
+    """Return the error to raise for a parameter of a type that is not allowed."""
+    shown = repr(value)
+    got = f"{type(value).__name__} {shown if len(shown) <= 40 else f'{shown[:40]}…'}"
+    return ConfigError(
+        f"{param} has a wrong type",
+        got=got,
+        allowed=allowed,
+        fix=fix or "Convert the value first.",
+        param=param,
+    )
 
 
 OUT_OF_MEMORY: Final = (

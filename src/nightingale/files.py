@@ -11,18 +11,38 @@ from secrets import token_hex
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from nightingale.errors import OutputError
+from nightingale.errors import ConfigError, OutputError, wrong_type
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path`; on any failure a file that was there before stays unchanged."""
-    with whole_file(path) as file:
+def as_path(path: object) -> Path:
+    """Return what a caller gave as a path; raise ConfigError if it cannot be one."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise wrong_type("path", path, "a string or a pathlib.Path")
+    if "\0" in os.fspath(path):
+        raise ConfigError("a path cannot hold a null character", got=ascii(path), param="path")
+    return Path(path)
+
+
+def default_config() -> Path:
+    """Return the path of nightingale.toml, the user's defaults for commands and settings of the server."""
+    import platformdirs  # late, since the base of all packages should import little
+
+    return Path(platformdirs.user_config_dir("nightingale")) / "nightingale.toml"
+
+
+def write_whole(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write `data` to `path`; on any failure a file that was there before stays unchanged.
+
+    Without `replace`, raise FileExistsError if the path exists: of several writers, also on other machines that
+    share the folder, exactly one succeeds.
+    """
+    with whole_file(path, replace=replace) as file:
         file.write(data)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` at the end; on any failure the old file stays unchanged."""
+def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file that becomes `path` at the end; on any failure, a file that was there stays unchanged."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             # A device or a pipe (/dev/null, a fifo) is written to; a rename would replace it.
@@ -40,9 +60,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # a full disk may be reported only here
-            os.replace(temporary, target)
+            if replace:
+                os.replace(temporary, target)
+            else:
+                os.link(temporary, target)  # atomic, on NFS too, and it fails if the target exists
         finally:
             temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise OutputError(
             "the file could not be written",
@@ -50,3 +75,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             allowed="a path in an existing, writable folder with room on its disk",
             fix="Choose another path, or make room.",
         ) from error
+
+
+def remove_unfinished(folder: Path, names: str) -> None:
+    """Remove what killed processes left of `whole_file`; `names` is a glob pattern of the files they were writing."""
+    for path in folder.glob(f".{names}.{'?' * 8}.part"):
+        path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nightingale.audio.samples import Samples as Samples
-from nightingale.audio.samples import pcm16
+from nightingale.audio.samples import pcm16, wav_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,47 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextWarning:
+    """A part of a text that is not spoken, or not as it was marked up."""
+
+    what: str
+    """A sentence without its full stop."""
+    got: str
+    """The part of the text, shortened."""
+    at: int
+    """Its position in the text, in characters from 0. In a session, in the part that was being segmented."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.got} (character {self.at + 1})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechProgress:
+    """The progress of a call, which callbacks are given."""
+
+    fraction: float
+    """Part of the text that is spoken, from 0 to 1: an estimate before the end, and 1 at the end."""
+    audio_seconds: float
+    """Audio that was synthesized so far."""
+    texts_done: int = 0
+    """Texts of `say_many` that are complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedWord:
+    """A word of the author's text, and when it is said."""
+
+    word: str
+    """The word as it is written, with the marks around it: "$5.50," is one word."""
+    start_s: float
+    end_s: float
+    """Both are seconds from the beginning of the audio."""
+    start_char: int
+    end_char: int
+    """Its first character in the text, and the one after its last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStart:
     """A text segment whose audio begins."""
 
@@ -90,6 +132,8 @@ class AudioChunk:
     sample_rate_hz: int
     begins: SegmentStart | None = None
     """The segment that begins with the first sample; None if the chunk continues a segment."""
+    words: tuple[TimedWord, ...] = ()
+    """The words that end with this audio, if `timestamps` was asked for; the first may have begun before it."""
 
     @property
     def seconds(self) -> float:
@@ -107,12 +151,27 @@ class Audio(AudioChunk):
 
     seed: int
     metrics: Metrics
+    warnings: tuple[TextWarning, ...] = ()
+    """Parts of the text that were not spoken."""
 
     def save(self, path: str | Path) -> None:
-        """Write a file in the format that the path's suffix names: .wav, .flac, .ogg, .mp3."""
+        """Write a file in the format that the path's suffix names: .wav, .flac, .ogg, .opus, .mp3, .pcm,
+        or .m4a, which needs the package av."""
         from nightingale.audio.encoders.recording import save  # late, since few programs save
 
         save(path, self)
+
+    def play(self) -> None:
+        """Play the audio on this machine and return at its end. Raise OutputError if that is not possible."""
+        from nightingale.audio.playback import Player  # late, since few programs play
+
+        with Player(self.sample_rate_hz) as player:
+            player.feed(self.samples)
+
+    def _repr_html_(self) -> str:
+        """Return a player for notebooks, with the audio in it."""
+        data = base64.b64encode(wav_bytes(self.samples, self.sample_rate_hz)).decode()
+        return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
 
     @property
     def sha256(self) -> str:

@@ -62,6 +62,9 @@ ALL_DECODERS = [
     Case("onnx", "int8"),
     Case("cpu", "int8"),
     Case("mlx", "float32"),
+    Case("mlx", "bfloat16"),
+    Case("mlx", "int8"),
+    Case("mlx", "int4"),
     Case("noise", "float32"),
 ]
 ALL_RENDERERS = [
@@ -73,6 +76,7 @@ ALL_RENDERERS = [
     Case("onnx", "float32"),
     Case("onnx", "int8"),
     Case("mlx", "float32"),
+    Case("mlx", "float16"),
     Case("noise", "float32"),
 ]
 
@@ -98,6 +102,7 @@ def tiny_preset(family: str) -> Preset:
             prompt_tokens=prompt_tokens,
             learned_positions=learned,
             speaker_width=16,
+            alignment_heads=((1, 0), (0, 1)),
         ),
         flow=replace(TINY_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
         hift=replace(
@@ -199,8 +204,11 @@ class Driver:
         self.running: list[tuple[int, Decoding]] = []
         decoder.start()
 
+    def decoding(self, seed: int) -> Decoding:
+        return decoding_of(self._source, seed, **self._sampling)
+
     def start(self, seed: int) -> None:
-        decoding = decoding_of(self._source, seed, **self._sampling)
+        decoding = self.decoding(seed)
         slot = len(self.running)
         self.running.append((seed, decoding))
         self.tokens[seed] = []

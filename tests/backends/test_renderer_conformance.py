@@ -16,7 +16,7 @@ from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.types import Samples
 
 TOKENS = 40
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.05}
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.05, "int8": 0.05}
 """Largest difference of two ways to the same samples, by precision; full scale is 1. A vocoder with random
 weights amplifies rounding."""
 
@@ -104,7 +104,7 @@ def test_the_number_of_flow_steps_is_the_profiles(case: Case) -> None:
     two, again, four = (opened(case, family, flow_steps=steps) for steps in (None, 2, 4))
     spoken = [render(one, one.open(voice_of(16), seed=1), tokens) for one in (two, again, four)]
     assert np.array_equal(spoken[0], spoken[1])
-    assert not np.allclose(spoken[0], spoken[2])
+    assert np.abs(spoken[0] - spoken[2]).max() > 1e-2
     assert source_of(family).loaded("s3gen")[0].steps == before, "engines share the weights"
 
 
@@ -167,7 +167,7 @@ def test_a_batch_equals_single_blocks(case: Case) -> None:
         assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
 
 
-@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "onnx")], ids=str)
+@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "onnx", "mlx")], ids=str)
 @pytest.mark.parametrize("family", ["multilingual", "turbo"])
 def test_whole_segments_equal_the_reference(case: Case, family: str) -> None:
     """Each way to render a segment whole is deterministic; in float32 it gives PyTorch's samples.

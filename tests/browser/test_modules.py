@@ -161,3 +161,23 @@ def test_peaks_follow_the_audio(page: Page) -> None:
     assert bars[0] == pytest.approx(1.01)
     assert bars[1][:2] == [pytest.approx(0.5), pytest.approx(0.01, abs=0.02)]
     assert bars[1][3] is None, "nothing is drawn past the end"
+
+
+def test_spoken_text_highlights_the_present_word(page: Page) -> None:
+    shown, active, hidden = call(
+        page,
+        "ui/spoken_text",
+        """
+        const view = new m.SpokenText(), spoken = document.getElementById("spoken");
+        const words = [
+            { word: "Dr.", start: 0.1, end: 0.3, text_start: 2, text_end: 5 },
+            { word: "$5.50", start: 0.3, end: 0.9, text_start: 6, text_end: 11 },
+        ];
+        view.show("\ud83d\udc26 Dr. $5.50 now", words);
+        view.highlight(0.5);
+        const found = [spoken.textContent, spoken.querySelector(".active").textContent];
+        view.show("");
+        return [...found, spoken.hidden];
+        """,
+    )
+    assert (shown, active, hidden) == ("🐦 Dr. $5.50", "$5.50", True)

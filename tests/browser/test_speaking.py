@@ -185,8 +185,22 @@ def test_sliders_are_sent_only_when_moved(page: Page) -> None:
     page.click("#speak")
     state(page, "playing")
     plain, moved = sent
-    assert set(plain) == {"model", "voice", "input", "response_format"}
+    assert set(plain) == {"model", "voice", "input", "response_format", "stream_format", "timestamps"}
     assert moved == {**plain, "speed": 1.5, "seed": 7}
     page.click("#reset-controls")
     assert page.input_value("#control-speed") == "1"
     assert page.input_value("#seed") == ""
+
+
+def test_the_spoken_word_is_highlighted_and_captions_are_downloaded(page: Page) -> None:
+    page.fill("#text", "Dr. Brown paid $5.50 today. That was cheap.")
+    page.click("#speak")
+    page.wait_for_selector("#spoken .active")
+    page.wait_for_selector(".entry")
+    state(page, "idle")
+    with page.expect_download() as download:
+        page.click('button[title="Download captions (SRT)"]')
+    captions = download.value.path().read_text()
+    assert "\nDr. Brown paid $5.50 today.\n" in captions
+    page.click(".entry > button")
+    page.wait_for_selector("#spoken .active:text-is('$5.50')")

@@ -48,6 +48,7 @@ class FakeStream:
     """A stream of the fake engine."""
 
     metrics = Metrics(ttfa_ms=12.5, total_ms=50.0, audio_seconds=0.1, tokens=3)
+    warnings = ()
 
     def __init__(self, chunks: Iterator[AudioChunk], seed: int) -> None:
         self._chunks, self.seed = chunks, seed
@@ -142,6 +143,7 @@ def test_last_line_of_stdout_is_the_json_object() -> None:
         "ttfa_ms": 12.5,
         "rtf": 0.5,
         "sha256": printed["sha256"],
+        "warnings": [],
     }
 
 
@@ -161,22 +163,28 @@ def test_every_control_reaches_the_engine(tts: type[FakeTTS]) -> None:
         "speed": 1.5,
     }
     flags = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    named = ["-m", "multilingual", "-v", "anna", "-l", "fr", "--device", "cpu", "--offline", "-O", "t3=v3"]
-    named += ["--profile", "exact"]
+    named = ["-m", "multilingual", "-v", "anna", "-l", "fr", "--device", "cpu", "--offline", "--strict"]
+    named += ["-O", "t3=v3", "--profile", "exact", "--read-code"]
+    library.add("anna", make_voice())
     assert run("say", "Bonjour.", *flags, *named, "--seed", "5").exit_code == 0
-    assert tts.created == {
-        "model": "multilingual",
-        "device": "cpu",
-        "profile": "exact",
-        "offline": True,
-        "t3": "v3",
+    opened = {"model": "multilingual", "device": "cpu", "profile": "exact", "offline": True, "t3": "v3"}
+    assert tts.created == opened
+    switches = {"strict": True, "read_code": True, "lexicon": None, "timestamps": False}
+    assert tts.said == {
+        "text": "Bonjour.",
+        "voice": "anna",
+        "language": "fr",
+        "seed": 5,
+        **switches,
+        **numbers,
     }
-    assert tts.said == {"text": "Bonjour.", "voice": "anna", "language": "fr", "seed": 5, **numbers}
 
 
 def test_missing_controls_are_left_to_the_model(tts: type[FakeTTS]) -> None:
     run("say", "Hello.")
-    assert {v for k, v in tts.said.items() if k != "text"} == {None}
+    switches = {name: tts.said.pop(name) for name in ("strict", "read_code", "timestamps")}
+    assert set(switches.values()) == {False}
+    assert {value for name, value in tts.said.items() if name != "text"} == {None}
 
 
 def test_text_is_read_from_stdin_and_audio_written_to_stdout(tts: type[FakeTTS]) -> None:

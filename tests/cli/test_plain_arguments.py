@@ -12,6 +12,9 @@ from nightingale.cli.commands import app
 from nightingale.cli.say import say
 
 PLAIN = [
+    [],
+    ["-f", "a.txt", "--play", "--bitrate", "64k", "-y"],
+    ["--batch", "a.csv", "-o", "folder", "--format", "mp3", "--config", "b.toml"],
     ["Good morning."],
     ["-", "-o", "-"],
     ["", "--seed", "3"],
@@ -22,7 +25,6 @@ PLAIN = [
     ["Hi.", "--seed", "1", "--seed", "2", "--quiet", "--quiet"],
 ]
 LEFT_TO_TYPER = [
-    [],
     ["--help"],
     ["Hi.", "there."],
     ["--", "-1"],

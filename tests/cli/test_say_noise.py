@@ -49,7 +49,17 @@ def test_say_writes_a_wav_and_one_line_of_json() -> None:
     result = say("Hello", "-m", "noise", "-o", "out.wav", "--json", "--seed", "7")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout.splitlines()[-1])
-    assert list(facts) == ["model", "voice", "seed", "tokens", "audio_seconds", "ttfa_ms", "rtf", "sha256"]
+    assert list(facts) == [
+        "model",
+        "voice",
+        "seed",
+        "tokens",
+        "audio_seconds",
+        "ttfa_ms",
+        "rtf",
+        "sha256",
+        "warnings",
+    ]
     assert (facts["model"], facts["voice"], facts["seed"], facts["tokens"]) == ("noise", "default", 7, 6)
     assert facts["audio_seconds"] == 6 * 960 / 24_000
     assert facts["ttfa_ms"] > 0

@@ -38,6 +38,9 @@ from nightingale import TTS
 tts = TTS("wren", profile=sys.argv[-1])
 voice = tts.voice("clip.wav")
 assert sum(chunk.seconds for chunk in tts.stream("Good morning.", voice=voice, seed=1)) > 0.5
+assert abs(tts.convert("clip.wav", voice="emma", seed=1).seconds - 3.0) < 0.1
+live = tts.converter.stream([tts.convert("clip.wav", seed=1).samples], 24_000, voice=voice, seed=1)
+assert abs(sum(chunk.seconds for chunk in live) - 3.0) < 0.1
 if sys.argv[-1] == "exact":
     alone, *together = [tts.say("One.", seed=1), *tts.say_many(["One.", "One."], seed=1)]
     assert all((audio.samples == alone.samples).all() for audio in together)
@@ -48,7 +51,7 @@ from nightingale.server.app import create_app
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 settings = ServerSettings()
-with TestClient(create_app(settings, SpeechService(settings, tts))) as client:
+with TestClient(create_app(settings, SpeechService(settings, tts)), base_url="http://localhost") as client:
     asked = {"model": "wren", "voice": "emma", "input": "Good morning.", "response_format": "wav"}
     answer = client.post("/v1/audio/speech", json=asked)
     assert answer.status_code == 200 and len(answer.content) > 24_000, answer.text
@@ -70,7 +73,7 @@ def run(script: str, profile: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("profile", ["exact", "balanced", "fast"])
-def test_wren_speaks_streams_clones_and_serves_without_torch(profile: str, tmp_path: Path) -> None:
+def test_wren_speaks_streams_clones_converts_and_serves_without_torch(profile: str, tmp_path: Path) -> None:
     told = run(BLOCK_TORCH + SPEAK + CLONE + SERVE, profile, tmp_path)
     assert soundfile.info(tmp_path / "said.wav").duration > 0.5
     # `exact` promises upstream's way of rendering, so it says once for each engine that another backend renders.

@@ -79,7 +79,7 @@ def test_elevenlabs_service_speaks_what_a_model_writes(
     assert seconds_of(received) > 1
     kinds = [type(frame).__name__ for frame in received]
     assert kinds.count("TTSStartedFrame") == kinds.count("TTSStoppedFrame") == 1
-    # Without word timestamps, the text of a sentence follows its audio.
+    # By word timestamps, text is reported as it is spoken.
     text = "".join(frame.text for frame in received if isinstance(frame, frames.TTSTextFrame))
     assert text.replace(" ", "") == "".join(ANSWER).replace(" ", "")
 

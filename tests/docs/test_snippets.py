@@ -1,4 +1,4 @@
-"""Run the Python snippets and `say` commands of the documents; the model "noise" replaces downloads."""
+"""Run the Python snippets and `say` and `convert` commands of the documents; the model "noise" replaces downloads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sample_books import write_epub
 from typer.testing import CliRunner
 
 from nightingale import TTS, save
+from nightingale.audio import watermark
 from nightingale.cli.commands import app
 from nightingale.engine import load
 from nightingale.types import AudioChunk
@@ -33,12 +35,27 @@ SAY_COMMANDS = [
     (page, line)
     for page, text in blocks("sh")
     for line in text.splitlines()
-    if line.startswith("nightingale say")
+    if line.startswith(("nightingale say", "nightingale convert"))
 ]
+
+BOOK_COMMANDS = [
+    line
+    for _, text in blocks("sh")
+    for line in text.splitlines()
+    if line.startswith("nightingale book") and "--cluster" not in line  # tests/cluster/test_book.py runs it
+]
+
+
+class UnmarkedAudio:
+    """Stands for the marker of resemble-perth, which is an optional package."""
+
+    def apply_watermark(self, wav: np.ndarray, sample_rate: int) -> np.ndarray:
+        return wav
 
 
 @pytest.fixture(autouse=True)
 def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
+    monkeypatch.setattr(watermark, "open_marker", UnmarkedAudio)
     monkeypatch.setattr(load, "load_noise", lambda: brief._model)
     monkeypatch.chdir(tmp_path)
 
@@ -69,6 +86,25 @@ def test_a_say_command_runs(page: str, line: str) -> None:
     if "-m" in words:
         words[words.index("-m") + 1] = "noise"
     else:
-        words += ["-m", "noise"]
-    result = CliRunner().invoke(app, words)
+        place = words.index("--") if "--" in words else len(words)
+        words[place:place] = ["-m", "noise"]
+    Path("chapter.txt").write_text("A chapter.")
+    Path("lines.csv").write_text("id,text\none,One.\n")
+    record("me.wav")
+    record("anna.wav")
+    if "emma" in words:  # a voice of wren
+        words[words.index("emma")] = "default"
+    result = CliRunner().invoke(app, words, input="A line.")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("line", BOOK_COMMANDS)
+def test_a_book_command_runs(line: str) -> None:
+    write_epub(Path("tale.epub"), {"The Storm": "<h1>One</h1><p>“Rain,” she said.</p>"})
+    Path("notes.md").write_text("# Notes\n\nA note.")
+    words = shlex.split(line, comments=True)[1:]
+    # The model "noise" knows its own voice by all of OpenAI's names.
+    words = ["nova" if word in ("emma", "george") else word for word in words]
+    result = CliRunner().invoke(app, [*words, "-m", "noise"])
+    assert result.exit_code == 0, result.output
+    assert "--list" in words or list(Path().glob("*.m4b")) or list(Path("tale").glob("*.mp3"))

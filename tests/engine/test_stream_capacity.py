@@ -11,6 +11,7 @@ from simulated_engine import Costs, SimulatedEngine
 
 from nightingale import TTS
 from nightingale.backends.profiles import BALANCED
+from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
 from nightingale.engine.stream_capacity import Capacity, Demand, can_supply
@@ -192,3 +193,17 @@ def test_a_full_queue_says_when_to_come_again(simulate: Simulate) -> None:
 def test_a_wait_behind_texts_that_still_arrive_is_not_known() -> None:
     capacity = replace(capacity_at(4.0), max_streams=1)
     assert capacity.waits_s([Demand(0.0, ENDLESS)], [3.0], slots=8) == [math.inf]
+
+
+def test_the_number_of_streams_follows_from_the_rate() -> None:
+    capacity = Capacity()
+    assert capacity.streams is None, "nothing is measured yet"
+    meter = capacity.meter
+    meter.add(0, 0.0, streams=4)
+    for second in range(1, 30):
+        meter.add(10 * CLOCKS.sample_rate_hz, float(second), streams=8)
+    assert capacity.streams == int(0.85 * 10)
+    capacity.whole_segments = True
+    assert capacity.streams == 5
+    assert Capacity(max_streams=3).streams == 3
+    assert Capacity(batching=True, block_s=0.05).streams == int(0.85 * 2.5 / 0.05)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from parity import tiny
 from torch import Tensor
 
+from nightingale.backends.shared.token_windows import CONTEXT_TOKENS
 from nightingale.backends.torch import mel_stream
-from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS, MelStream, PromptState, prepare_prompt
+from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig

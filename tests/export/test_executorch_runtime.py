@@ -25,6 +25,7 @@ def test_the_programs_equal_the_engine(tmp_path: Path) -> None:
     check = card["check"]
     print(check, {file.name: file.stat().st_size for file in (tmp_path / "out").glob("*.pte")})
     assert check["tokens"] > 50
+    assert check["other_tokens"] == 0
     assert check["logits"] < 1e-4
     assert check["mel"] < 1e-4
     assert check["samples_db"] < -55

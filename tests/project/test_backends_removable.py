@@ -17,7 +17,23 @@ from project.test_imports import BACKENDS
 pytestmark = pytest.mark.package
 TESTS = ("tests/engine", "tests/decoding")
 # They take long and use no backend but the one for test signals.
-LEFT_OUT = ("tests/engine/test_long_text.py", "tests/engine/test_time_stretch.py")
+LEFT_OUT = tuple(
+    f"tests/{name}.py"
+    for name in (
+        "decoding/test_philox",
+        "engine/test_batch_pacing",
+        "engine/test_cancellation",
+        "engine/test_deadlines",
+        "engine/test_faults",
+        "engine/test_long_text",
+        "engine/test_processes",
+        "engine/test_python_use",
+        "engine/test_segment_streaming",
+        "engine/test_stream_capacity",
+        "engine/test_time_stretch",
+        "engine/test_wrong_types",
+    )
+)
 LIMIT_S = 300
 
 

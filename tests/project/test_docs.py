@@ -29,7 +29,7 @@ FILES = (
     "LICENSE",
 )
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEVELOPERS = {"executorch", "dev", "browser"}
+DEVELOPERS = {"executorch", "coreml", "dev", "browser"}
 """Extras for work on this repository."""
 
 

@@ -43,7 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": BASE | {"text", "voices", "decoding", "engine"},
     "export": BASE | {"text", "audio", "voices", "models", "decoding", "backends", "engine"},
     "server": BASE | {"audio", "voices", "backends", "engine"},
-    "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "export", "server"},
+    "book": BASE | {"text", "audio", "voices", "engine"},
+    "ray": BASE | {"text", "audio", "voices", "engine", "server", "book"},
+    "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "export", "server", "book", "ray"},
 }
 BACKENDS = {"torch", "cuda", "cpu", "onnx", "mlx"}
 CONTRACT = {"base", "profiles", "selection"}
@@ -63,7 +65,7 @@ BACKENDS_MAY_IMPORT: dict[str, set[str]] = {
     **{name: {"base", "profiles", "shared", "torch"} for name in ("cuda", "cpu", "onnx")},
     "": BACKENDS | {"base", "noise"},
 }
-READ_THE_VERSION = {"cli", "server"}
+READ_THE_VERSION = {"cli", "server", "ray"}
 """Packages that may import `nightingale` itself, for `nightingale.__version__`."""
 NOT_IN_THE_PRODUCT = {
     "transformers",
@@ -79,10 +81,10 @@ TORCH_FOLDERS = (
     "nightingale.models.",
     *(f"nightingale.backends.{name}." for name in (*sorted(BACKENDS), "shared")),
     "nightingale.compat.",
-    "nightingale.export.executorch",
+    "nightingale.export.phone.",
     "nightingale_lab.",
 )
-TORCH_FREE = ("engine", "decoding", "text", "audio", "voices", "server", "cli", "hub", "wren")
+TORCH_FREE = ("engine", "decoding", "text", "audio", "voices", "server", "book", "cli", "hub", "wren")
 PACKAGES = {name.split(".")[1] for name in modules() if name.startswith("nightingale.")} - {"__main__"}
 
 

@@ -79,7 +79,7 @@ def test_path_cannot_inject_lines_into_the_log() -> None:
 
 def test_unfinished_request_is_answered_408(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_PAUSE_S", 0.2)
-    head = "POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
         received = b""
@@ -96,7 +96,7 @@ def test_invalid_content_length_is_a_client_error(length: str, status: int) -> N
     async def run() -> int:
         settings = ServerSettings()
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"content-length": length.encode("latin-1"), "content-type": "application/json"}
             return (await client.post("/v1/audio/speech", content=b"{", headers=headers)).status_code
 
@@ -112,7 +112,7 @@ def test_client_that_never_reads_is_disconnected(small: Callable[..., TTS]) -> N
             client.connect(("127.0.0.1", server.port))
             before = _connections(server.port)
             body = b'{"response_format": "wav", "sample_rate": 48000, "input": "%s"}' % LONG.encode()
-            head = "POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            head = "POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             deadline = time.monotonic() + 20
             while _connections(server.port) > before - 1 or server.service.metrics.active:

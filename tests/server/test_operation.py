@@ -6,12 +6,15 @@ import asyncio
 import json
 import logging
 import math
+import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from live_server import LiveServer, live_server
 from plain_http import HTTP
@@ -22,8 +25,9 @@ from nightingale.errors import EngineFault, MemoryFull, QueueFull, memory_full
 from nightingale.server.app import create_app
 from nightingale.server.http_errors import http_error
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.middleware import is_foreign_origin, is_valid_key, request_key
+from nightingale.server.middleware import is_foreign_host, is_foreign_origin, is_valid_key, request_key
 from nightingale.server.service import model_loading
+from nightingale.server.service.model_loading import release_memory, resident_bytes
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 
@@ -66,7 +70,7 @@ def test_path_prefix_does_not_bypass_the_key(prefix: str) -> None:
     async def run() -> None:
         settings = ServerSettings(api_key="k")
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)), root_path=prefix)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
                 # The files of the page need no key, and none of them has such a path.
                 expected = (401, 404) if path.startswith("/page/") else (401,)
@@ -114,8 +118,9 @@ def test_preflight_is_answered_for_allowed_origins_only(guarded: LiveServer) -> 
 
 def test_dns_rebinding_is_detected() -> None:
     rebound = {"origin": "http://evil.example:8880", "host": "evil.example:8880"}
-    assert is_foreign_origin(rebound, ServerSettings())
-    assert not is_foreign_origin(rebound, ServerSettings(api_key="k"))
+    assert is_foreign_host(rebound, ServerSettings())
+    assert not is_foreign_host({"host": "localhost:8880"}, ServerSettings())
+    assert not is_foreign_host(rebound, ServerSettings(host="0.0.0.0"))
     assert not is_foreign_origin(
         {"origin": "http://localhost:8880", "host": "localhost:8880"}, ServerSettings()
     )
@@ -149,7 +154,7 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
 
             monkeypatch.setattr(model_loading, "warm_up", slow)
             transport = httpx.ASGITransport(create_app(ServerSettings(), service))
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 assert (await client.get("/ready")).status_code == 503
                 starting = asyncio.create_task(service.start())
                 await asyncio.sleep(0.05)
@@ -356,3 +361,33 @@ def test_models_are_listed_for_openai_and_open_webui(server: LiveServer) -> None
     assert audio["models"] == audio["data"]
     assert HTTP.get(f"{server.http}/v1/models/tts-1").json()["id"] == "tts-1"
     assert HTTP.get(f"{server.http}/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
+
+
+def test_metrics_of_the_process_and_of_rejections(server: LiveServer) -> None:
+    def value(name: str) -> float:
+        lines = HTTP.get(f"{server.http}/metrics").text.splitlines()
+        return float(next((line.split()[-1] for line in lines if line.startswith(name)), 0))
+
+    before = value('nightingale_rejections_total{reason="empty_input"}')
+    HTTP.post(f"{server.http}/v1/audio/speech", json={"input": " "})
+    assert value('nightingale_rejections_total{reason="empty_input"}') == before + 1
+    assert value("nightingale_build_info{") == 1
+    if sys.platform == "linux":
+        assert value("process_resident_memory_bytes") > 10_000_000
+        assert value("nightingale_model_memory_bytes") >= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="glibc keeps memory")
+def test_memory_of_an_unloaded_model_is_given_back() -> None:
+    blocks = [np.ones(5_000) for _ in range(3_000)]  # 120 MB
+    full = resident_bytes()
+    del blocks[:-1]
+    release_memory()
+    assert resident_bytes() < full - 80_000_000
+
+
+def test_metrics_in_the_format_of_openmetrics(server: LiveServer) -> None:
+    wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
+    answer = HTTP.get(f"{server.http}/metrics", headers=wanted)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")

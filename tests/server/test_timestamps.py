@@ -1,4 +1,4 @@
-"""Timestamps of segments: in events, on sockets and in one document; word timestamps are refused."""
+"""Timestamps of segments and words: in events, on sockets, in documents, and in the formats of others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, live_server
 from plain_http import HTTP
 from websockets.sync.client import connect
 
 from nightingale import TTS
-from nightingale.server.service.speech_streams import SegmentTimer, TimedSegment, format_srt
+from nightingale.server.service.speech_streams import SegmentTimer, TimedSegment
 from nightingale.types import AudioChunk, SegmentStart
 
 SPOKEN = ["The first sentence is about birds in a tree.", "The second one is not about anything at all."]
@@ -37,13 +37,6 @@ def test_segments_exclude_their_pauses() -> None:
     assert timer.add(chunk(400, "Three.", 0)) == [TimedSegment(text="One, two.", start=0.3, end=0.95)]
     assert timer.finish() == [TimedSegment(text="Three.", start=1.05, end=1.45)]
     assert timer.finish() == []
-
-
-def test_subtitles_are_numbered_and_timed() -> None:
-    subtitles = format_srt(
-        [TimedSegment(text="One.", start=0, end=1.5), TimedSegment(text="Two.", start=3601.25, end=3662.0)]
-    )
-    assert subtitles == "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:00:01,250 --> 01:01:02,000\nTwo.\n"
 
 
 @pytest.mark.parametrize("speed", [None, 2.0])
@@ -98,7 +91,16 @@ def test_captions_document_contains_audio_and_segments(server: LiveServer) -> No
     assert base64.b64decode(document["audio"]) == whole
     assert (document["response_format"], document["sample_rate"]) == ("pcm", 24_000)
     check(document["segments"], len(whole) // 2)
-    assert document["srt"].startswith("1\n00:00:00,000 --> 00:00:00,320\nThe first sentence")
+    assert [word["word"] for word in document["words"]] == " ".join(SPOKEN).split()
+    assert [TEXT[word["text_start"] : word["text_end"]] for word in document["words"]] == " ".join(
+        SPOKEN
+    ).split()
+    assert document["srt"].startswith("1\n00:00:00,000 --> 00:00:01,020\nThe first sentence")
+    by_segments = HTTP.post(
+        f"{server.http}/v1/audio/speech/captions", json={**body, "timestamps": "segment"}
+    ).json()
+    assert by_segments["words"] == []
+    assert by_segments["srt"].startswith("1\n00:00:00,000 --> 00:00:01,020\nThe first sentence")
     wrong = HTTP.post(f"{server.http}/v1/audio/speech/captions", json={**body, "voice": "missing"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "voice_not_found")
 
@@ -126,17 +128,89 @@ def test_socket_sends_segments_relative_to_their_turn(server: LiveServer) -> Non
             check(segments, samples, default_pause_s=0.12)
 
 
-def test_word_timestamps_are_refused_with_the_alternative(server: LiveServer) -> None:
-    for path in ("/v1/audio/speech", "/v1/audio/speech/captions"):
-        answer = HTTP.post(server.http + path, json={"input": "Hi.", "timestamps": "word"})
-        assert answer.status_code == 400
-        assert "segment" in answer.json()["error"]["message"]
-    plain = HTTP.post(f"{server.http}/v1/audio/speech", json={"input": "Hi.", "timestamps": "segment"})
-    assert plain.status_code == 400
-    assert "sse" in plain.json()["error"]["message"]
+def test_events_and_sockets_contain_each_word_once(server: LiveServer) -> None:
+    events = events_of(server, timestamps="word")
+    words = [word for event in events for word in event.get("words", [])]
+    assert [word["word"] for word in words] == " ".join(SPOKEN).split()
+    assert all(before["end"] <= after["start"] for before, after in pairwise(words))
+    assert events[-1]["srt"].startswith("1\n00:00:00,")
     with connect(f"{server.ws}/v1/audio/speech/stream") as client:
         client.recv()
-        client.send(json.dumps({"type": "session.update", "session": {"timestamps": "word"}}))
-        refused = json.loads(client.recv())
-        assert refused["type"] == "error"
-        assert "segment" in refused["error"]["message"]
+        client.send(json.dumps({"type": "session.update", "session": {"seed": 1, "timestamps": "word"}}))
+        client.recv()
+        client.send(json.dumps({"type": "input_text.append", "text": SPOKEN[0]}))
+        client.send(json.dumps({"type": "input_text.end"}))
+        received = list[dict[str, Any]]()
+        while not received or received[-1]["type"] != "speech.audio.done":
+            message = client.recv(timeout=20)
+            received += [] if isinstance(message, bytes) else [json.loads(message)]
+    words = [word for event in received for word in event.get("words", [])]
+    assert [SPOKEN[0][word["text_start"] : word["text_end"]] for word in words] == SPOKEN[0].split()
+
+
+def test_timestamps_need_events_and_a_decoder_that_traces_attention(
+    server: LiveServer, small: Callable[..., TTS]
+) -> None:
+    for kind in ("segment", "word"):
+        plain = HTTP.post(f"{server.http}/v1/audio/speech", json={"input": "Hi.", "timestamps": kind})
+        assert plain.status_code == 400
+        assert "sse" in plain.json()["error"]["message"]
+    with small() as tts:
+        tts._worker.decoder.traces_attention = False
+        with live_server(tts) as other:
+            body = {"input": TEXT, "response_format": "pcm", "timestamps": "word"}
+            refused = HTTP.post(f"{other.http}/v1/audio/speech/captions", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "timestamps")
+            document = HTTP.post(
+                f"{other.http}/v1/audio/speech/captions", json={**body, "timestamps": None}
+            ).json()
+            assert document["words"] == []
+            assert document["srt"].count("-->") == 2
+
+
+def test_captioned_speech_has_the_format_of_kokoro_fastapi(server: LiveServer) -> None:
+    body = {"model": "kokoro", "input": TEXT, "voice": "noise", "response_format": "pcm", "seed": 1}
+    sound = HTTP.post(f"{server.http}/v1/audio/speech", json={**body, "model": "nightingale"}).content
+    for stream in (True, False):
+        answer = HTTP.post(f"{server.http}/dev/captioned_speech", json={**body, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert (len(lines) > 1) is stream
+        assert b"".join(base64.b64decode(line["audio"]) for line in lines) == sound
+        words = [word for line in lines for word in line["timestamps"]]
+        assert [word["word"] for word in words] == " ".join(SPOKEN).split()
+        assert all(word.keys() == {"word", "start_time", "end_time"} for word in words)
+    untimed = HTTP.post(f"{server.http}/dev/captioned_speech", json={**body, "return_timestamps": False})
+    assert json.loads(untimed.text.splitlines()[0])["timestamps"] == []
+
+
+def test_elevenlabs_timestamps_cover_every_character(server: LiveServer) -> None:
+    base = f"{server.http}/v1/text-to-speech/noise"
+    for path in ("/with-timestamps", "/stream/with-timestamps"):
+        answer = HTTP.post(f"{base}{path}?output_format=pcm_24000", json={"text": TEXT, "seed": 1})
+        assert answer.status_code == 200, answer.text
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert all(line["audio_base64"] is not None for line in lines)
+        alignments = [line["alignment"] for line in lines if line["alignment"] is not None]
+        assert "".join("".join(one["characters"]) for one in alignments) == TEXT
+        starts = [at for one in alignments for at in one["character_start_times_seconds"]]
+        ends = [at for one in alignments for at in one["character_end_times_seconds"]]
+        assert starts == sorted(starts)
+        assert all(start <= end for start, end in zip(starts, ends, strict=True))
+
+
+def test_elevenlabs_sockets_send_alignment_relative_to_the_message_before(server: LiveServer) -> None:
+    path = f"{server.ws}/v1/text-to-speech/noise/stream-input?output_format=pcm_24000"
+    for sync in ("", "&sync_alignment=true"):
+        with connect(path + sync) as client:
+            client.send(json.dumps({"text": " "}))  # opens the connection, and is not spoken
+            client.send(json.dumps({"text": SPOKEN[0] + " "}))
+            client.send(json.dumps({"text": ""}))
+            messages = list[dict[str, Any]]()
+            while not messages or not messages[-1].get("isFinal"):
+                messages.append(json.loads(client.recv(timeout=20)))
+        alignments = [one["alignment"] for one in messages if one.get("alignment")]
+        assert "".join("".join(one["chars"]) for one in alignments) == SPOKEN[0] + " "
+        ends_ms = [one["charStartTimesMs"][-1] + one["charDurationsMs"][-1] for one in alignments]
+        assert all(start >= 0 for one in alignments for start in one["charStartTimesMs"])
+        assert 200 < (ends_ms[-1] if sync else sum(ends_ms)) <= 330  # eight tokens of 40 ms

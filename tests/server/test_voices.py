@@ -17,9 +17,10 @@ from plain_http import HTTP
 
 from nightingale import TTS, Voice
 from nightingale.errors import VoiceError, VoiceNotFound
-from nightingale.server.service.voice_registry import OPENAI_VOICES, VoiceRegistry, parse_blend, resolve_alias
+from nightingale.server.service.voice_registry import VoiceRegistry, parse_blend
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
+from nightingale.voices.aliases import OPENAI_VOICES, resolve_alias
 from nightingale.voices.blend import blend
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def bomb() -> bytes:
         (lambda: clip(0.2), "too short"),
         (lambda: clip(rate_hz=8000, channels=12), "channels"),
         (lambda: clip(rate_hz=1000), "sample rate"),
-        (lambda: clip()[:44], "no samples"),
+        (lambda: clip()[:44], "incomplete"),
+        (lambda: clip(0.0), "no samples"),
         (lambda: b"", "empty"),
         (lambda: b"not sound at all" * 100, "'Format not recognised'"),
         (lambda: b"RIFF\xff\xff\xff\xffWAVEfmt " + b"\xff" * 200, "decoded"),

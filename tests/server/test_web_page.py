@@ -23,7 +23,7 @@ LINE_LIMIT = 400
 def client() -> TestClient:
     app = FastAPI()
     app.include_router(web_routes.router)
-    return TestClient(app)
+    return TestClient(app, base_url="http://localhost")
 
 
 class Links(HTMLParser):

@@ -96,7 +96,7 @@ WEB = [
     ("report.pdf", "report dot P D F"),
     ("@alice said", "at alice said"),
     ("#OpenSource", "hashtag Open Source"),
-    ("http://localhost:8080/", "localhost"),
+    ("http://localhost:8080/", "localhost port eighty eighty"),
     ("end.Start", "end. Start"),
 ]
 

@@ -22,6 +22,7 @@ FRAGMENTS = [
         "FBI NASA US IT XIV I V A HELLO Henry Chapter March Jan. Mon in the and John word 🙂 é ß π Ж 日",
         "no. fig. art. He In The Is it St Dr Sept. Sun. ft. in. tsp million bill between to -$ June II Louis",
         "≠ ⁻³ ⁶ <5 a<b <3 2*3 2^-3 − \u00ad \u200d Psalm 23:4 5m people HK$ Vol. CHAPTER 14:30:00Z kg/m³",
+        '1h 30m 27" 120/80 0xFF H₂SO₄ v3.0rc1 10.0.0.0/8 /etc x**2 $x^2$ [2] [x] kΩ 1,50,000 est. #A-1 4.5/5 2x - n',
         "example.com joe@example.org https://a.io/b?c=d www.x.org report.pdf <b> </p> ** ``` ![a](b)",
     )
     for fragment in line.split()
@@ -67,6 +68,8 @@ REPEATED = [
     "a<b ", "<b ", "<b c=", "10^", "x²", "2*", "<3 ", "> 5 ", "a-\n", "a\xad", "1 234 ", "5 000 ",
     "1\xa0000\xa0", "x − ", "Job 1:1-", "5 kg/", "2023-10-05T", "5m ", "HK$", "[a](b(", "[a](b) ",
     "no. 1, ", "fig. 1 and ", "$1-", "$1 to ", "U.S. In A", "Elm ", "on Elm Dr. ", "June 5-", "1/2 ",
+    "1h ", "1d", "5\" ", "0x1", "H2", "v1.0rc", "1.1.1.1/", "/a", "a.b", "x - ", "$x_", "\\frac{a}", "[1]",
+    "```\n", "~~~\n", "- [ ] ", "1,00,", "is 1-", "4/5 ", ", NY 1", "2x + ", "`a", "#A-1", "a && ",
 ]  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from nightingale.text.english.rule import Rule, any_of
 from nightingale.text.tables import word_list, word_map
 
 FOLDER = Path(text_package.__file__).parent
-TABLES = json.loads((FOLDER / "tables.json").read_text(encoding="utf-8"))
+FILES = [json.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("tables.json", "notation.json")]
+TABLES = {name: table for file in FILES for name, table in file.items()}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,10 @@ def test_a_template_reads_each_group_by_its_name(
 def test_the_longest_word_of_a_table_is_matched() -> None:
     assert re.match(any_of("months"), "Sept 5")[0] == "Sept"  # type: ignore[index]
     assert any_of(["a", "a.b"]) == r"a\.b|a"
+
+
+def test_no_table_is_in_two_files() -> None:
+    assert len(TABLES) == sum(map(len, FILES))
 
 
 def test_every_table_is_read_somewhere() -> None:

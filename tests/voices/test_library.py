@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nightingale.errors import BadReference, VoiceError, VoiceExists, VoiceNotFound
+from nightingale.errors import BadReference, ConfigError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.voices import cache, home, library
 from nightingale.voices.voice import Voice
 
@@ -153,3 +155,71 @@ def test_a_cache_that_cannot_be_written_does_not_cost_the_voice(tmp_path: Path, 
 def test_a_clip_that_is_not_there_is_a_bad_reference(tmp_path: Path) -> None:
     with pytest.raises(BadReference, match="cannot be read"):
         cache.enrolled(tmp_path / "none.wav", "wren", "w", voice)
+
+
+def test_of_several_writers_of_one_name_exactly_one_succeeds() -> None:
+    outcomes: list[str] = []
+    barrier = threading.Barrier(8)
+
+    def add(number: int) -> None:
+        made = voice(number)
+        barrier.wait()
+        try:
+            library.add("anna", made)
+            outcomes.append(f"added {number}")
+        except VoiceExists:
+            outcomes.append("taken")
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (added,) = [outcome for outcome in outcomes if outcome != "taken"]
+    assert len(outcomes) == 8
+    assert library.load("anna") == voice(int(added.split()[1]))
+    assert [path.name for path in home.voices_folder().iterdir()] == ["anna.safetensors"]
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that changes to another machine, which shares an object store of voices."""
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("NIGHTINGALE_VOICES", f"memory://{tmp_path.name}/voices")
+
+    def change_to(machine: str) -> None:
+        monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path / machine))
+
+    change_to("first")
+    return change_to
+
+
+def test_a_voice_in_an_object_store_is_there_for_another_machine_at_once(two_machines) -> None:
+    library.add("anna", voice(1))
+    two_machines("second")
+    assert library.load("anna") == voice(1)
+    with pytest.raises(VoiceExists):
+        library.add("anna", voice(2))
+    library.add("anna", voice(2), replace=True)
+    assert [entry.name for entry in library.entries() if not entry.builtin] == ["anna"]
+    two_machines("first")
+    assert library.load("anna") == voice(2), "an outdated copy was used"
+
+
+def test_a_voice_deleted_from_an_object_store_is_gone_on_another_machine(two_machines) -> None:
+    library.add("anna", voice())
+    two_machines("second")
+    assert library.locate("anna") is not None
+    library.remove("anna")
+    two_machines("first")
+    assert library.locate("anna") is None
+    assert not [entry for entry in library.entries() if not entry.builtin]
+    with pytest.raises(VoiceNotFound):
+        library.load("anna")
+
+
+def test_a_url_that_cannot_be_opened_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("NIGHTINGALE_VOICES", "nosuchthing://bucket/voices")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        library.locate("anna")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import stat
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,10 @@ MIN_RATE_HZ = 4_000
 MAX_RATE_HZ = 384_000
 MAX_LEVEL = 8.0
 """Full scale is 1.0. A louder clip holds, for example, 16-bit integers stored as floats."""
+COMPLETE_SHARE = 0.99
+"""Some programs write a length that is a little too large."""
+UNKNOWN_LENGTH = 0x7FFFF000
+"""From here on, a length in a header means that the writer did not know it."""
 FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF"})
 
 _BLOCK_FRAMES = 1 << 16
@@ -55,6 +60,7 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_header(file)
             samples = _decode(file, max_seconds)
+            _check_complete(data, file, len(samples))
             rate_hz = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         reason = str(error) or type(error).__name__
@@ -68,6 +74,39 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
         ) from error
     _check_samples(samples)
     return samples, rate_hz
+
+
+def check_clip(samples: object, rate_hz: object) -> tuple[Samples, int]:
+    """Return the samples of a clip in memory as mono float32, and its rate, checked as those of a file.
+
+    Args:
+        samples: Numbers, of one axis or of frames and channels in either order. Integers are full-scale PCM.
+        rate_hz: The sample rate, an integer.
+    """
+    if isinstance(rate_hz, bool) or not isinstance(rate_hz, Integral):
+        got = f"{type(samples).__name__}, {type(rate_hz).__name__}"
+        raise BadReference("not a clip", got=got, allowed="(samples, sample rate in hertz), in this order")
+    _check_counts(1, int(rate_hz))
+    try:
+        array = np.asarray(samples)
+        if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
+            raise ValueError(f"shape {array.shape}, {array.dtype}")
+    except (TypeError, ValueError) as error:
+        allowed = "an array of numbers with one axis, or with frames and channels"
+        raise BadReference("the clip's samples cannot be read", got=str(error), allowed=allowed) from error
+    if array.dtype.kind in "iu":
+        info = np.iinfo(array.dtype)
+        middle = (int(info.max) + int(info.min) + 1) // 2
+        array = (array.astype(np.float64) - middle) / (int(info.max) - middle + 1)
+    if array.ndim == 2:
+        array = array if array.shape[0] >= array.shape[1] else array.T  # (frames, channels)
+        _check_counts(array.shape[1], int(rate_hz))
+        array = array.mean(axis=1)
+    mono = np.ascontiguousarray(array, dtype=np.float32)
+    _check_samples(mono)
+    if len(mono) > MAX_SECONDS * int(rate_hz):
+        raise BadReference("the clip is too long", allowed=f"at most {MAX_SECONDS} s", fix=_CUT)
+    return mono, int(rate_hz)
 
 
 def _file_bytes(path: Path) -> bytes:
@@ -91,9 +130,13 @@ def _check_header(file: soundfile.SoundFile) -> None:
         raise BadReference(
             "this audio format is not supported", got=file.format, allowed=_FORMAT_NAMES, fix=_CONVERT
         )
+    _check_counts(file.channels, file.samplerate)
+
+
+def _check_counts(channels: int, rate_hz: int) -> None:
     for what, value, low, high, fix in (
-        ("number of channels", file.channels, 1, MAX_CHANNELS, "Mix the clip down to mono."),
-        ("sample rate", file.samplerate, MIN_RATE_HZ, MAX_RATE_HZ, "Resample the clip to 24000 Hz."),
+        ("number of channels", channels, 1, MAX_CHANNELS, "Mix the clip down to mono."),
+        ("sample rate", rate_hz, MIN_RATE_HZ, MAX_RATE_HZ, "Resample the clip to 24000 Hz."),
     ):
         if not low <= value <= high:
             allowed = f"{low} to {high}"
@@ -111,6 +154,19 @@ def _decode(file: soundfile.SoundFile, max_seconds: float) -> Samples:
             raise BadReference("the clip is too long", allowed=f"at most {max_seconds:g} s", fix=_CUT)
         blocks.append(block.mean(axis=1, dtype=np.float32))
     return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
+
+
+def _check_complete(data: bytes, file: soundfile.SoundFile, frames: int) -> None:
+    """Refuse a file of which a part is missing. Headers of streams do not know the length."""
+    claimed, there = file.frames, frames
+    if file.format in ("WAV", "WAVEX"):  # libsndfile corrects the header by itself
+        claimed, there = int.from_bytes(data[4:8], "little") + 8, len(data)
+    if there < COMPLETE_SHARE * claimed < UNKNOWN_LENGTH:
+        raise BadReference(
+            "the audio file is incomplete",
+            got=f"{100 * there / claimed:.0f} % of the length in its header",
+            fix="Copy or upload the whole file again.",
+        )
 
 
 def _check_samples(samples: Samples) -> None:

@@ -179,6 +179,8 @@ class Decoder(Protocol):
     """Prompts that may be prefilled between two decode steps."""
     kv_budget: KVBudget
     """KV cache bytes that utterances need and use."""
+    traces_attention: bool
+    """True if it gives the trace of a prompt its queries and keys, so that words can be timed."""
 
     def start(self) -> None:
         """Prepare the calling thread, which will call everything else."""
@@ -296,7 +298,10 @@ class Encoders(Protocol):
 
 
 class Backend(Protocol):
-    """One way to run the networks. `nightingale.backends.BACKENDS` lists all of them."""
+    """One way to run the networks. `nightingale.backends.BACKENDS` lists all of them.
+
+    A backend that inherits from this brings no device, leaves no threads and has no encoders unless it says so.
+    """
 
     name: str
     description: str
@@ -304,8 +309,9 @@ class Backend(Protocol):
     device_kinds: tuple[str, ...]
     """Kinds of device it runs on, such as "cuda"; empty for any kind."""
 
-    def probe(self, device: str) -> Machine | None:
+    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, for those that override it
         """Describe a device this backend brings, such as "cuda:0" or "auto"; None if it has no such device."""
+        return None
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         """Say why this backend cannot take a role; None if it can. Needs no weights."""
@@ -315,10 +321,12 @@ class Backend(Protocol):
 
         Then a decoder can be opened while the renderer is being opened in another thread.
         """
+        return None
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder: ...
 
     def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer: ...
 
-    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:
+    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
         """Open the encoders; None if this backend has none."""
+        return None

@@ -44,7 +44,7 @@ class Profile:
     renderer: tuple[Preference, ...] = ()
     """Preferences, best first. The reference backend is used where none of them is supported."""
     draft: str = ""
-    """Draft for speculative decoding (docs/speculative.md): "guess" for the draft head that came
+    """Draft for speculative decoding (docs/speculative.md): "head" for the draft head that came
     with the model, "lookup", a file of weights, or another model. Empty: none."""
     cache: str = ""
     """Precision of the KV cache (docs/kv-cache.md): "int8" or "fp8". Empty: that of the weights."""

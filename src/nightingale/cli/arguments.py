@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, get_args, get_type_hints
 
 from nightingale.cli.options import Argument, Option
@@ -22,6 +23,7 @@ def parse_plain(command: Callable[..., None], arguments: Sequence[str]) -> dict[
         if isinstance(about, Option)
         for spelled in about.names or (f"--{name.replace('_', '-')}",)
     }
+    defaults = signature(command).parameters
     values: dict[str, Any] = {}
     found: list[str] = []
     left = iter(arguments)
@@ -42,7 +44,10 @@ def parse_plain(command: Callable[..., None], arguments: Sequence[str]) -> dict[
             values[name] = [*values.get(name, []), value] if is_list else wanted(value)
     except (KeyError, StopIteration, ValueError):
         return None
-    return values | dict(zip(positional, found, strict=True)) if len(found) == len(positional) else None
+    required = [name for name in positional if defaults[name].default is defaults[name].empty]
+    if not len(required) <= len(found) <= len(positional):
+        return None
+    return values | dict(zip(positional, found, strict=False))
 
 
 def _looks_like_option(given: str) -> bool:

@@ -16,7 +16,19 @@ import typer
 from typer.core import TyperGroup
 
 from nightingale import __version__
-from nightingale.cli import doctor, export, models, say, serve, voices
+from nightingale.cli import (
+    book,
+    cluster,
+    convert,
+    detect,
+    doctor,
+    export,
+    lexicon,
+    models,
+    say,
+    serve,
+    voices,
+)
 from nightingale.cli.console import exit_on_error
 from nightingale.cli.options import Argument, Option
 from nightingale.errors import ConfigError
@@ -30,22 +42,42 @@ LAB_COMMANDS = {
 """Commands of the package nightingale_lab, and their help where it is not installed."""
 
 
+HYPHEN_HINT = 'A text that begins with a hyphen comes after --: nightingale say -- "-5 degrees"'
+
+
 class ErrorHandlingGroup(TyperGroup):
     """A group of commands whose errors become messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         with exit_on_error():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except Exception as error:
+                # typer's NoSuchOption, whose module depends on typer's version.
+                unknown = getattr(error, "option_name", None)
+                if isinstance(unknown, str) and len(unknown) == 2 and hasattr(error, "message"):
+                    error.message += f" {HYPHEN_HINT}"
+                raise
 
 
 # rich_markup_mode=None: plain help prints faster, and docs/cli.md contains it.
-_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
+_PLAIN: dict[str, Any] = {
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 # The command parses all of its arguments, including --help, itself.
 _FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(name="nightingale", cls=ErrorHandlingGroup, pretty_exceptions_enable=False, **_PLAIN)
-models_app = typer.Typer(help="List and download models, and find their files.", **_PLAIN)
-voices_app = typer.Typer(help="Manage named voices.", **_PLAIN)
+models_app = typer.Typer(
+    help="List and download models, and find their files.", add_completion=False, **_PLAIN
+)
+lexicon_app = typer.Typer(help="Respellings of words.", add_completion=False, **_PLAIN)
+voices_app = typer.Typer(help="Manage named voices.", add_completion=False, **_PLAIN)
+cluster_app = typer.Typer(
+    help="Serve from, and speak libraries of text on, a Ray cluster.", add_completion=False, **_PLAIN
+)
 
 
 def add_command(group: typer.Typer, name: str, command: Callable[..., None], **settings: Any) -> None:
@@ -91,20 +123,28 @@ def _add_lab_command(name: str) -> None:
 
 
 add_command(app, "say", say.say)
+add_command(app, "book", book.book)
+add_command(app, "convert", convert.convert)
+add_command(app, "detect", detect.detect)
 add_command(app, "serve", serve.serve)
 add_command(app, "doctor", doctor.doctor)
 add_command(app, "export", export.export)
 for _name in LAB_COMMANDS:
     _add_lab_command(_name)
 app.add_typer(models_app, name="models")
+app.add_typer(lexicon_app, name="lexicon")
 app.add_typer(voices_app, name="voices")
+app.add_typer(cluster_app, name="cluster")
 add_command(models_app, "list", models.list_models)
 add_command(models_app, "pull", models.pull)
 add_command(models_app, "path", models.path)
+add_command(lexicon_app, "check", lexicon.check)
 add_command(voices_app, "list", voices.list_voices)
 add_command(voices_app, "add", voices.add)
 add_command(voices_app, "remove", voices.remove)
 add_command(voices_app, "export", voices.export)
+add_command(cluster_app, "serve", cluster.serve)
+add_command(cluster_app, "speak", cluster.speak)
 
 
 def _print_version(requested: bool) -> None:
@@ -117,7 +157,7 @@ def _print_version(requested: bool) -> None:
 def nightingale(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        typer.Option("-V", "--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Text to speech on your own machine."""

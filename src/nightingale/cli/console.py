@@ -59,6 +59,12 @@ def progress_line(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
 
 
+def progress_bar(fraction: float, width: int = 24) -> str:
+    """Return a bar and a percentage."""
+    full = int(fraction * width)
+    return f"[{'#' * full}{'.' * (width - full)}] {fraction:4.0%}"
+
+
 def loading(model: str | None) -> str:
     """Return the text of the progress line while a model is loaded."""
     return f"loading {model or 'the built-in model'} …"

@@ -15,7 +15,7 @@ def export(
     model: Annotated[str, argument("MODEL", "A name of `nightingale models list`, or a folder.")],
     out: Annotated[Path, option("A new or empty folder.", "-o", "--out")],
     file_format: Annotated[
-        str, option("onnx or executorch (docs/export.md).", "--format", default=True)
+        str, option("onnx, executorch or coreml (docs/export.md).", "--format", default=True)
     ] = "onnx",
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

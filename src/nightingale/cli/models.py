@@ -20,6 +20,7 @@ def list_models(as_json: options.AsJson = False) -> None:
     """List the known models, whether their files are here, and their default profiles."""
     from nightingale import wren
     from nightingale.engine.load import default_profile
+    from nightingale.engine.requests.early_checks import tags_of
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import ModelState, state
 
@@ -35,7 +36,10 @@ def list_models(as_json: options.AsJson = False) -> None:
     states = [builtin, *(state(card) for card in CARDS.values())]
     profiles = [default_profile(one.name) for one in states]
     if as_json:
-        about = [{"profile": profile.name, "stream": profile.stream} for profile in profiles]
+        about = [
+            {"profile": profile.name, "stream": profile.stream, "tags": tags_of(one.name)}
+            for one, profile in zip(states, profiles, strict=True)
+        ]
         print(json.dumps([asdict(one) | more for one, more in zip(states, about, strict=True)]))
         return
     for one, profile in zip(states, profiles, strict=True):
@@ -43,7 +47,8 @@ def list_models(as_json: options.AsJson = False) -> None:
         here = f"{where}, {format_size(one.bytes_here)}"
         absence = f"missing, about {format_size(one.bytes_to_get)} to download"
         defaults = f"{profile.name}, stream={profile.stream}"
-        print(f"{one.name:<14}{here if one.complete else absence:<36}{defaults:<26}{one.summary}")
+        tags = f"; tags: {' '.join(tags_of(one.name))}" if tags_of(one.name) else ""
+        print(f"{one.name:<14}{here if one.complete else absence:<36}{defaults:<26}{one.summary}{tags}")
 
 
 def pull(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 
@@ -34,6 +35,21 @@ def argument(name: str, text: str) -> Argument:
     return Argument({"metavar": name, "help": text, "show_default": False})
 
 
+def complete_model(typed: str) -> list[str]:
+    """Return the models whose names begin as typed, for shells."""
+    from nightingale.hub.cards import CARDS
+
+    return [name for name in ("wren", *CARDS) if name.startswith(typed)]
+
+
+def complete_voice(typed: str) -> list[str]:
+    """Return the voices whose names begin as typed, for shells."""
+    from nightingale.voices.aliases import DEFAULT
+    from nightingale.voices.library import entries
+
+    return [name for name in (DEFAULT, *(entry.name for entry in entries())) if name.startswith(typed)]
+
+
 Model = Annotated[
     str | None,
     option(
@@ -41,6 +57,7 @@ Model = Annotated[
         "-m",
         "--model",
         default="wren, the built-in model",
+        autocompletion=complete_model,
     ),
 ]
 Device = Annotated[str, option("auto, cpu, cuda, cuda:1, mlx, mps.", default=True)]
@@ -54,6 +71,7 @@ Choices = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
+Yes = Annotated[bool, option("Download a model that is not here without asking.", "-y", "--yes")]
 AsJson = Annotated[bool, option("Print one line of JSON, last, on stdout.", "--json")]
 Quiet = Annotated[bool, option("Print only errors and notices on stderr.", "-q", "--quiet")]
 VoiceName = Annotated[
@@ -63,6 +81,7 @@ VoiceName = Annotated[
         "-v",
         "--voice",
         default="the model's own",
+        autocompletion=complete_voice,
     ),
 ]
 Profile = Annotated[
@@ -75,4 +94,23 @@ Profile = Annotated[
 Stream = Annotated[
     str | None,
     of_model("segment: each text segment is rendered whole; block: also in parts (docs/streaming.md)."),
+]
+LexiconFile = Annotated[
+    Path | None, option("A TOML file of words and their respellings (docs/text.md).", "--lexicon")
+]
+Output = Annotated[
+    str | None,
+    option(
+        "Output file: .wav .flac .ogg .opus .mp3 .m4a .pcm, or - for stdout.",
+        "-o",
+        "--out",
+        default="played at a terminal, else nightingale.wav",
+    ),
+]
+Play = Annotated[bool, option("Play the audio, also if it is written.", "--play")]
+BitRate = Annotated[str | None, option("Bits per second of mp3, opus and m4a, such as 64k.")]
+Seed = Annotated[int | None, option("The same seed gives the same bytes.", default="random")]
+Watermark = Annotated[
+    bool,
+    option("Mark the audio as upstream does; needs nightingale-tts[watermark].", "--watermark"),
 ]

@@ -1,4 +1,4 @@
-"""`nightingale say`: text in, an audio file out, written while it is rendered."""
+"""`nightingale say`: text in, audio out, written or played while it is rendered."""
 
 from __future__ import annotations
 
@@ -7,39 +7,53 @@ import hashlib
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import loading, note, parse_options, progress_line
+from nightingale.cli.console import loading, note, parse_options, progress_bar, progress_line
 from nightingale.cli.options import argument, of_model, option
-from nightingale.errors import ConfigError, EmptyText, OutputError, TextError, raising_memory_full
+from nightingale.cli.say_captions import caption_files, write_captions
+from nightingale.cli.say_input import PIPE, read_text, with_defaults
+from nightingale.cli.say_output import check_out, choose_output, open_sinks, parse_bit_rate
+from nightingale.errors import ConfigError, OutputError, raising_memory_full
 
 if TYPE_CHECKING:
-    from nightingale.audio.encoders.recording import Recorder
+    from nightingale.engine import TTS
+    from nightingale.types import TimedWord
 
-PIPE = "-"
 Text = str | None
 Number = float | None
 
 
 SPEECH_OPTIONS = ("voice", "language", "seed", "temperature", "top_p", "min_p", "repetition_penalty", "cfg_weight",
-                  "exaggeration", "speed")  # fmt: skip
+                  "exaggeration", "speed", "strict", "read_code", "lexicon")  # fmt: skip
 """Options that are arguments of `TTS.stream`."""
 
 
 def say(
-    text: Annotated[str, argument("TEXT|-", "The text to speak; - reads it from stdin.")],
-    out: Annotated[
-        str, option("Output file: .wav .flac .ogg .mp3, or - for WAV on stdout.", "-o", "--out", default=True)
-    ] = "nightingale.wav",
+    text: Annotated[
+        Text, argument("[TEXT|-]", "The text to speak; - reads it from stdin, as a pipe does.")
+    ] = None,
+    file: Annotated[Text, option("Speak the text of this file.", "-f", "--file", metavar="FILE")] = None,
+    batch: Annotated[
+        Text,
+        option(
+            "Speak each line of a .txt, .csv or .jsonl file into the folder -o, or go on with it (docs/batch.md).",
+            metavar="FILE",
+        ),
+    ] = None,
+    out: options.Output = None,
+    play: options.Play = False,
+    form: Annotated[Text, option("Format for -o - and --batch.", "--format", default="wav")] = None,
+    bitrate: options.BitRate = None,
     model: options.Model = None,
     voice: options.VoiceName = None,
     language: Annotated[Text, option("Language code, for multilingual models.", "-l", "--language")] = None,
-    seed: Annotated[int | None, option("The same seed gives the same bytes.", default="random")] = None,
+    seed: options.Seed = None,
     temperature: Annotated[Number, of_model("Sampling temperature.")] = None,
     top_p: Annotated[Number, of_model("Nucleus sampling: total probability of the tokens kept.")] = None,
     min_p: Annotated[Number, of_model("Minimum probability, relative to the best token.")] = None,
@@ -49,53 +63,172 @@ def say(
     speed: Annotated[Number, option("0.25 to 4.0; keeps the pitch.", default="1.0")] = None,
     profile: options.Profile = None,
     stream: options.Stream = None,
-    device: options.Device = "auto",
+    device: Annotated[Text, option("auto, cpu, cuda, cuda:1, mlx, mps.", default="auto")] = None,
     offline: options.Offline = False,
+    yes: options.Yes = False,
     choices: options.Choices = None,
+    config: Annotated[
+        Text,
+        option(
+            "A TOML file whose table [say] has defaults.",
+            metavar="FILE",
+            default="the user's nightingale.toml",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
+    lexicon: options.LexiconFile = None,
+    no_normalize: Annotated[
+        bool, option("Leave digits, symbols and abbreviations as they are written.", "--no-normalize")
+    ] = False,
+    strict: Annotated[bool, option("Refuse text of which a part would not be spoken.", "--strict")] = False,
+    read_code: Annotated[
+        bool, option("Read code blocks, which are left out otherwise.", "--read-code")
+    ] = False,
+    srt: Annotated[Text, option("Write captions in SubRip format.", "--srt", metavar="FILE")] = None,
+    vtt: Annotated[Text, option("Write captions in WebVTT format.", "--vtt", metavar="FILE")] = None,
+    timestamps: Annotated[
+        Text, option("Write the time of each word as JSON.", "--timestamps", metavar="FILE")
+    ] = None,
+    watermark: options.Watermark = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Speak TEXT into a file."""
-    controls = {name: value for name, value in locals().items() if name in SPEECH_OPTIONS}
-    # Check everything that needs no model before loading one.
-    model_options = parse_options(choices)
-    check_out(out, as_json)
-    words = read_text(text)
+    """Speak TEXT into a file or on the loudspeaker. Without TEXT, speak what a pipe has, or lines as they are typed.
 
-    with progress_line(loading(model), quiet=quiet), fast_startup(), raising_memory_full():
+    A text that begins with a hyphen comes after --: nightingale say -- "-5 degrees".
+    """
+    # Check everything that needs no model before loading one.
+    asked = SimpleNamespace(**with_defaults(say, dict(locals())))
+    controls = {name: getattr(asked, name) for name in SPEECH_OPTIONS}
+    if asked.no_normalize:
+        controls["normalize"] = False
+    bit_rate = parse_bit_rate(asked.bitrate)
+    model_options = parse_options(asked.choices)
+    if asked.lexicon is not None:
+        from nightingale.engine.lexicon_files import open_lexicon
+
+        open_lexicon(asked.lexicon)
+    if batch is not None:
+        caption_files(asked, has_text=False)
+        _say_batch(asked, controls, bit_rate, model_options)
+        return
+    out, play = choose_output(asked.out, asked.play)
+    if out is not None:
+        check_out(out, as_json, bit_rate, asked.form)
+    words = read_text(text, file)
+    captions = caption_files(asked, has_text=words is not None)
+    if words is None and not play:
+        what = "typed lines can only be played, and audio cannot be played here"
+        raise OutputError(what, fix='Give a text: nightingale say "Hello." -o hello.wav')
+    tts = open_engine(asked, controls, model_options)
+    if words is not None:
+        _speak(tts, words, asked, controls, out, play, bit_rate, captions)
+        return
+    from nightingale.cli.interactive import speak_lines
+
+    speak_lines(lambda line: _speak(tts, line, asked, controls, None, True, None))
+
+
+def open_engine(asked: SimpleNamespace, controls: dict[str, Any], model_options: dict[str, Any]) -> TTS:
+    """Check the options, ask before a download, and load the model."""
+    with fast_startup(), raising_memory_full():
         from nightingale.backends.profiles import with_options
+        from nightingale.cli.downloads import confirm_download
+        from nightingale.engine.requests.early_checks import check_call
+
+        profile, device = with_options(asked.profile, {"stream": asked.stream}), asked.device or "auto"
+        check_call(asked.model, profile=profile, device=device, **controls)
+        confirm_download(asked.model, model_options, offline=asked.offline, yes=asked.yes)
         from nightingale.engine import TTS
 
-        asked = with_options(profile, {"stream": stream})
-        tts = TTS(model, device=device, profile=asked, offline=offline, **model_options)
+        with progress_line(loading(asked.model), quiet=asked.quiet):
+            if getattr(asked, "watermark", False):  # `book` has no such option
+                model_options = {**model_options, "watermark": True}
+            tts = TTS(asked.model, device=device, profile=profile, offline=asked.offline, **model_options)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
-    with progress_line("speaking …", quiet=quiet) as show_progress, raising_memory_full():
-        speech = tts.stream(words, **controls)
-        digest, samples = hashlib.sha256(), 0
-        with open_recorder(out, tts.sample_rate_hz) as recorder:
+    return tts
+
+
+def _speak(
+    tts: TTS,
+    words: str,
+    asked: SimpleNamespace,
+    controls: dict[str, Any],
+    out: str | None,
+    play: bool,
+    bit_rate: int | None,
+    captions: Mapping[str, Path] | None = None,
+) -> None:
+    """Speak a text into the outputs, and report on it."""
+    from nightingale.engine.requests.whole import ProgressMeter
+
+    meter = ProgressMeter(len(words))
+    timed: list[TimedWord] = []
+    with progress_line("speaking …", quiet=asked.quiet) as show_progress, raising_memory_full():
+        speech = tts.stream(words, **controls, timestamps=bool(captions))
+        digest = hashlib.sha256()
+        with open_sinks(out, tts.sample_rate_hz, play=play, bit_rate=bit_rate, form=asked.form) as sinks:
             for chunk in speech:
-                recorder.feed(chunk.samples)
+                for sink in sinks:
+                    sink.feed(chunk.samples)
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
-                samples += len(chunk.samples)
-                minutes, seconds = divmod(samples // tts.sample_rate_hz, 60)
-                show_progress(f"{minutes}:{seconds:02}")
+                timed += chunk.words
+                progress = meter.add(chunk)
+                minutes, seconds = divmod(int(progress.audio_seconds), 60)
+                show_progress(f"{progress_bar(progress.fraction)} {minutes}:{seconds:02}")
+    if captions:
+        write_captions(captions, timed, asked.language)
     metrics = speech.metrics
-    if not quiet:
+    for warning in speech.warnings:
+        note(f"warning: {warning}")
+    if not asked.quiet:
         times = f"first audio after {metrics.ttfa_ms:.0f} ms, rtf {metrics.rtf:.3f}"
-        note(f"{out}: {metrics.audio_seconds:.2f} s, {times}, seed {speech.seed}")
-    if as_json:
+        note(f"{out or 'played'}: {metrics.audio_seconds:.2f} s, {times}, seed {speech.seed}")
+    if asked.as_json:
         summary = {
             "model": tts.name,
-            "voice": voice or "default",
+            "voice": asked.voice or "default",
             "seed": speech.seed,
             "tokens": metrics.tokens,
             "audio_seconds": round(metrics.audio_seconds, 6),
             "ttfa_ms": round(metrics.ttfa_ms, 3),
             "rtf": round(metrics.rtf, 6) if math.isfinite(metrics.rtf) else None,
             "sha256": digest.hexdigest(),
+            "warnings": [{"what": one.what, "got": one.got, "at": one.at} for one in speech.warnings],
         }
         print(json.dumps(summary))
+
+
+def _say_batch(
+    asked: SimpleNamespace, controls: dict[str, Any], bit_rate: int | None, model_options: dict[str, Any]
+) -> None:
+    from nightingale.audio.encoders.recording import check_output
+    from nightingale.cli.batch import read_lines, speak_batch
+
+    suffix = f".{asked.form or 'wav'}"
+    if asked.text is not None or asked.file is not None or asked.play or asked.out in (None, PIPE):
+        fix = "For example: nightingale say --batch lines.csv -o recordings --format mp3"
+        raise ConfigError("--batch needs a folder, and no text or player", allowed="-o FOLDER", fix=fix)
+    folder = Path(asked.out)
+    check_output(folder / f"0001{suffix}", bit_rate)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError("the output of --batch is not a folder", got=asked.out)
+    lines = read_lines(Path(asked.batch).expanduser(), controls)
+    tts = open_engine(asked, controls, model_options)
+    with progress_line("speaking …", quiet=asked.quiet) as show_progress, raising_memory_full():
+
+        def show(done: int) -> None:
+            show_progress(f"{progress_bar(done / len(lines))} {done} of {len(lines)}")
+
+        written, failed = speak_batch(tts, lines, folder, suffix, bit_rate=bit_rate, on_line=show)
+    summary = {"written": written, "kept": len(lines) - written - failed, "failed": failed}
+    if not asked.quiet:
+        counts = ", ".join(f"{count} {name}" for name, count in summary.items())
+        note(f"{folder}: {counts}; see manifest.jsonl")
+    if asked.as_json:
+        print(json.dumps(summary))
+    if failed:
+        raise SystemExit(1)
 
 
 @contextmanager
@@ -111,64 +244,3 @@ def fast_startup() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def check_out(out: str, as_json: bool) -> None:
-    """Refuse an output that cannot work."""
-    if out == PIPE:
-        if as_json:
-            raise ConfigError(
-                "audio and JSON cannot both go to stdout", got="-o - with --json", fix="Write to a file."
-            )
-        if sys.stdout.isatty():
-            raise ConfigError(
-                "stdout is a terminal, which cannot play a WAV",
-                allowed="a pipe or a file",
-                fix="For example: nightingale say … -o - | aplay",
-            )
-        return
-    from nightingale.audio.encoders.recording import check_suffix
-
-    path = Path(out)
-    check_suffix(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise OutputError(
-            "the file cannot be written",
-            got=f"{out} ({'a folder' if path.is_dir() else 'no such folder'})",
-            allowed="a file in an existing folder",
-        )
-
-
-def read_text(text: str) -> str:
-    """Return TEXT, or stdin for `-`; refuse blank or invalid text."""
-    try:
-        words = sys.stdin.buffer.read().decode() if text == PIPE else text
-        words.encode()  # an argument that was not UTF-8 contains lone surrogates
-    except UnicodeError as error:
-        raise TextError(
-            "the text is not UTF-8", got=str(error), fix="Convert it, for example with iconv."
-        ) from error
-    if not words.strip():
-        raise EmptyText(
-            "there is nothing to say", got=repr(words[:20]), fix='For example: nightingale say "Hello."'
-        )
-    return words
-
-
-@contextmanager
-def open_recorder(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
-    """Open the output: a file, which appears when it is complete, or stdout, chunk by chunk."""
-    from nightingale.audio.encoders.recording import WavRecorder, recording
-
-    if out != PIPE:
-        with recording(Path(out), sample_rate_hz) as recorder:
-            yield recorder
-        return
-    try:
-        piped = WavRecorder(sys.stdout.buffer, sample_rate_hz)
-        yield piped
-        piped.finish()
-    except OSError as error:
-        # The reader is gone. Python flushes stdout once more at exit; redirect that to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputError("stdout cannot be written", got=error.strerror or str(error)) from error

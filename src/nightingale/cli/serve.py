@@ -36,11 +36,14 @@ def serve(
     profile: options.Profile = None,
     stream: options.Stream = None,
     offline: Annotated[Switch, flag("Never use the network.", "--offline")] = None,
+    watermark: Annotated[Switch, flag("Mark all audio (docs/conversion.md).", "--watermark")] = None,
     voice: Annotated[Text, flag("Voice for requests that name none.", "-v", "--voice")] = None,
     voice_aliases: Annotated[Text, flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,
+    lexicon: options.LexiconFile = None,
     api_key_file: Annotated[Path | None, flag("File with accepted keys.")] = None,
     insecure: Annotated[Switch, flag("Serve other machines without a key.", "--insecure")] = None,
     cors: Annotated[list[str] | None, flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
+    hosts: Annotated[list[str] | None, flag("Names that a proxy passes on.", metavar="NAME")] = None,
     slots: Annotated[Number, flag("Requests decoded at the same time.")] = None,
     max_streams: Annotated[Text, flag("Requests synthesized at once: a number, or auto.")] = None,
     max_queue: Annotated[Number, flag("Requests that may wait.")] = None,
@@ -90,6 +93,7 @@ def run(settings: ServerSettings) -> None:
     import uvicorn
 
     from nightingale.server.app import create_app
+    from nightingale.server.http_protocol import TimedHttpProtocol
     from nightingale.server.listen_socket import open_listen_socket
     from nightingale.server.logs import log_config
     from nightingale.server.service.speech_service import SpeechService, log
@@ -134,6 +138,7 @@ def run(settings: ServerSettings) -> None:
         service = SpeechService(settings)
         config = uvicorn.Config(
             create_app(settings, service),
+            http=TimedHttpProtocol,
             root_path=settings.root_path.rstrip("/"),
             log_config=log_config(settings.log_level, as_json=as_json),
             access_log=False,  # our own has the request's id, and no query strings

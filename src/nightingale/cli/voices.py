@@ -19,16 +19,22 @@ Name = Annotated[str, argument("NAME", "a-z, 0-9, _ and -.")]
 
 
 def list_voices(as_json: options.AsJson = False) -> None:
-    """List the named voices."""
-    from nightingale.voices.library import entries
+    """List the named voices. `default` means the voice of requests that name none; for wren, the one marked so.
 
-    found = entries()
+    OpenAI's names, such as nova, and names in capital letters are accepted too.
+    """
+    from nightingale.voices.library import entries
+    from nightingale.wren import default_voice
+
+    found, default = entries(), default_voice()
     if as_json:
-        print(json.dumps([asdict(entry) | {"path": str(entry.path)} for entry in found]))
+        more = [{"path": str(entry.path), "default": entry.name == default} for entry in found]
+        print(json.dumps([asdict(entry) | extra for entry, extra in zip(found, more, strict=True)]))
         return
     for entry in found:
         origin = "built in" if entry.builtin else "yours"
-        print(f"{entry.name:<20}{entry.family:<12}{origin:<10}{entry.provenance}")
+        origin += ", default" if entry.name == default else ""
+        print(f"{entry.name:<20}{entry.family:<12}{origin:<19}{entry.provenance}")
     if not found:
         note("no voices yet; add one with `nightingale voices add NAME CLIP.wav`")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import MASKED, Logits, Seen, draw, guide, is_greedy, process_logits
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
@@ -36,6 +37,8 @@ class Prompt:
     exaggeration: float
     guided: bool
     """True if a second, unconditional row runs beside the first (classifier-free guidance)."""
+    trace: AttentionTrace | None = None
+    """Gets the attention to the text, if it is asked for."""
 
     @property
     def rows(self) -> int:

@@ -32,6 +32,7 @@ class HostDecoder:
     ) -> None:
         """on_start: called once in the thread that decodes, for example to set its thread count."""
         self.runner, self.kv_budget, self.start = runner, kv_budget, on_start or (lambda: None)
+        self.traces_attention = hasattr(runner, "traces")
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         logits = self.runner.prefill(slot, decoding.prompt, max_tokens=decoding.budget)

@@ -79,8 +79,11 @@ ONNX_COSTS: Final = Costs(several=1.22, token=0.1, sequential=True, by_twos=True
 
 CPU_COSTS: Final = {1: Costs(several=0.94, token=0.16, by_twos=True), 2: Costs(several=0.74, token=0.5)}
 """The CPU backend's int8 kernels by the rows of an utterance: Turbo's, and the multilingual model's."""
-CUDA_COSTS: Final = Costs(several=1.15, token=0.03, draft=0.08)
-"""CUDA graphs of the multilingual T3: an estimate by the bytes that are read; benchmarks/gpu_drafts.py measures it."""
+CUDA_COSTS: Final = {
+    1: Costs(several=0.88, token=0.22, draft=0.22),
+    2: Costs(several=1.35, token=0.02, draft=0.1),
+}
+"""CUDA graphs on an H200, by the rows of an utterance: benchmarks/gpu_drafts.py."""
 
 
 class DraftLength:

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+from nightingale.engine.conversion import AnyVoice
+from nightingale.engine.faults import check_texts
 from nightingale.engine.requests.controls import RequestOptions, show_options
 from nightingale.engine.requests.live import LiveSession
+from nightingale.engine.requests.recordings import Recording
+from nightingale.engine.requests.whole import OnProgress, ProgressMeter, audio_of, progress_of
 from nightingale.engine.session import Session
-from nightingale.engine.tts import TTS, audio_of
+from nightingale.engine.tts import TTS
+from nightingale.engine.voice_lookup import VoiceReference
+from nightingale.errors import raising_memory_full
 from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices.voice import Voice
 
@@ -34,29 +41,68 @@ class AsyncTTS:
         """Load a model without blocking the event loop."""
         return cls(await asyncio.to_thread(TTS, model, **options))
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices it can use."""
+        return self._tts.voices
+
     @show_options
-    async def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+    async def say(
+        self, text: str, *, on_progress: OnProgress | None = None, **request: Unpack[RequestOptions]
+    ) -> Audio:
+        """Return the whole audio. `on_progress` is called in the event loop, as by `TTS.say`."""
         session = await _in_thread(self._tts.open, text, **request)
         session.plays = False
-        return audio_of(session, [chunk async for chunk in iter_chunks(session)])
+        chunks, meter, report = [], ProgressMeter(len(text)), on_progress or (lambda _: None)
+        async with contextlib.aclosing(iter_chunks(session)) as arriving:
+            async for chunk in arriving:
+                chunks.append(chunk)
+                report(meter.add(chunk))
+        report(meter.finish())
+        with raising_memory_full():
+            return audio_of(session, chunks)
 
     @show_options
-    async def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
-        limit = asyncio.Semaphore(self._tts.at_once)
-
-        async def say(text: str) -> Audio:
-            async with limit:
-                return await self.say(text, **request)
-
-        tasks = [asyncio.create_task(say(text)) for text in texts]
+    async def say_each(
+        self, texts: Iterable[str], **request: Unpack[RequestOptions]
+    ) -> AsyncGenerator[Audio, None]:
+        """Yield the audio of each text in order when it is complete. Leaving the loop cancels those in work."""
+        if (voice := request.get("voice")) is not None and not isinstance(voice, Voice):
+            request["voice"] = await self.voice(voice)  # a clip is read once
+        opened: deque[asyncio.Task[Audio]] = deque()
         try:
-            return list(await asyncio.gather(*tasks))
+            for text in check_texts(texts):
+                if len(opened) == self._tts.at_once:
+                    yield await opened.popleft()
+                opened.append(asyncio.create_task(self.say(text, **request)))
+            while opened:
+                yield await opened.popleft()
         finally:
-            for task in tasks:
+            for task in opened:
                 task.cancel()
+            await asyncio.gather(*opened, return_exceptions=True)
+
+    @show_options
+    async def say_many(
+        self,
+        texts: Iterable[str],
+        *,
+        on_progress: OnProgress | None = None,
+        **request: Unpack[RequestOptions],
+    ) -> list[Audio]:
+        """Return the audio of several texts, decoded in batches. `on_progress` is called after each text."""
+        texts = list(check_texts(texts))
+        spoken: list[Audio] = []
+        async with contextlib.aclosing(self.say_each(texts, **request)) as each:
+            async for audio in each:
+                spoken.append(audio)
+                if on_progress is not None:
+                    on_progress(progress_of(spoken, len(texts)))
+        return spoken
 
     @show_options
     async def stream(self, text: str, **request: Unpack[RequestOptions]) -> AsyncIterator[AudioChunk]:
+        """Yield audio as it is rendered; leaving the loop cancels the request."""
         session = await _in_thread(self._tts.open, text, **request)
         async with contextlib.aclosing(iter_chunks(session, owner=self)) as chunks:
             async for chunk in chunks:
@@ -67,10 +113,16 @@ class AsyncTTS:
         """Open a session for text that still arrives. Its `push` never blocks."""
         return AsyncLiveSession(await _in_thread(self._tts.session, **request))
 
-    async def voice(self, reference: str | Path) -> Voice:
+    async def voice(self, reference: VoiceReference) -> Voice:
+        """Return a voice by name, from a voice file, or from a clip, as `TTS.voice` does."""
         return await asyncio.to_thread(self._tts.voice, reference)
 
+    async def convert(self, audio: Recording, *, voice: AnyVoice = None, seed: int | None = None) -> Audio:
+        """Return a recording in another voice, as `TTS.convert` does."""
+        return await asyncio.to_thread(self._tts.convert, audio, voice=voice, seed=seed)
+
     async def close(self) -> None:
+        """End all requests and the engine's thread."""
         await asyncio.to_thread(self._tts.close)
 
     async def __aenter__(self) -> AsyncTTS:

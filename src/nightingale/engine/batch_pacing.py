@@ -126,12 +126,19 @@ class BatchPacing(Pacing):
         }
 
     def first_block_tokens(self, smallest: int) -> int:
-        """Return the tokens of the first block of a stream that starts now: their audio lasts until the first blocks
-        of all streams that start now are rendered, and a batch after them."""
-        new = sum(job.is_new and job.session.plays for job in self._snapshot().values())
-        blocks = new + min(new, self._renderer.max_batch)
-        tokens = math.ceil(MARGIN * blocks * self._capacity.block_s * CLOCKS.token_rate_hz)
-        return max(smallest, min(tokens, LARGEST_FIRST_BLOCK)) if new > 1 else smallest
+        """Return the tokens of the first block of a stream that starts now. Their audio lasts until its next tokens are
+        decoded and rendered: after the first blocks of all streams that start now, and after batches that others
+        have in flight."""
+        playing, size = (
+            [job for job in self._snapshot().values() if job.session.plays],
+            self._renderer.max_batch,
+        )
+        if len(playing) < 2:
+            return smallest
+        new = sum(job.is_new for job in playing)
+        blocks = max(new + min(new, size), min(len(playing), (self._renderer.max_in_flight + 1) * size))
+        wait_s = DECODE_S + MARGIN * blocks * self._capacity.block_s
+        return max(smallest, min(math.ceil(wait_s * CLOCKS.token_rate_hz), LARGEST_FIRST_BLOCK))
 
     def limit_block(self, job: Job, utterance: Utterance) -> None:
         utterance.concurrent = self._is_concurrent()

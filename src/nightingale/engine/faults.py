@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral, Real
+from types import UnionType
 
-from nightingale.errors import ConfigError, EngineFault, NightingaleError, memory_full
+from nightingale.errors import ConfigError, EngineFault, NightingaleError, TextError, memory_full, wrong_type
 
 
 def engine_closed() -> NightingaleError:
@@ -23,6 +25,44 @@ def engine_failed(error: BaseException) -> NightingaleError:
     )
     fault.__cause__ = error
     return fault
+
+
+def engine_forked() -> NightingaleError:
+    return EngineFault(
+        "the engine was opened by another process",
+        got="a TTS that was inherited by a fork, without its thread",
+        fix="Open a TTS in this process, after the fork.",
+    )
+
+
+def check_text(text: object) -> None:
+    """Raise TextError unless `text` is a string."""
+    if not isinstance(text, str):
+        fix = "Decode it: text.decode()." if isinstance(text, bytes) else None
+        got = f"{type(text).__name__} {ascii(text)[:40]}"
+        raise TextError("the text is not a string", got=got, allowed="str", fix=fix, param="text")
+
+
+def check_texts(texts: Iterable[str]) -> Iterable[str]:
+    """Return the texts of a call; raise TextError unless they are an iterable, and not a single text."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        got = f"{type(texts).__name__} {ascii(texts)[:40]}"
+        fix = "Put one text into a list: [text]." if isinstance(texts, str | bytes) else None
+        raise TextError(
+            "the texts are not an iterable of strings",
+            got=got,
+            allowed="an iterable of str",
+            fix=fix,
+            param="texts",
+        )
+    return texts
+
+
+def check_types(**options: tuple[object, type | UnionType, str]) -> None:
+    """Raise ConfigError for the first option, (value, type, what is allowed in words), of another type."""
+    for name, (value, kind, allowed) in options.items():
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise wrong_type(name, value, allowed)
 
 
 def check_range(name: str, value: object, low: float, high: float, *, integer: bool = False) -> None:

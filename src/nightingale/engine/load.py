@@ -7,14 +7,14 @@ the hub's cache. Weights are not read here; backends do that when they are opene
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nightingale import wren
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import ModelInfo, ModelSource
+from nightingale.backends.base import DraftModel, ModelInfo, ModelSource
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, find_machine, for_model, select
 from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
@@ -26,6 +26,8 @@ from nightingale.text.frontend import Frontend, open_frontend
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
+CONVERTER_WITHOUT = ("t3", "tokenizer", "merges", "added_tokens")
+"""Roles of files that are needed to speak, and not to convert recordings."""
 OPTIONS = ("kind", "t3", "s3gen")
 """Options of a model besides its name: see `nightingale.hub.find.locate`."""
 TWO_STEP_TENSOR = "flow.decoder.estimator.time_embed_mixer.weight"
@@ -71,8 +73,10 @@ def default_model() -> str:
     return "noise" if wren.missing(wren.folder()) else "wren"
 
 
-def load_model(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
-    """Find a model by name or folder.
+def load_model(
+    name: str | Path, *, offline: bool, options: Mapping[str, Any], without: Collection[str] = ()
+) -> Model:
+    """Find a model by name or folder. without: roles of files of an official model that are not needed.
 
     Raises:
         ConfigError: An option is unknown, the model has none, or no installed backend can run the model.
@@ -92,7 +96,7 @@ def load_model(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -
         return load_noise()
     if (folder := _wren_folder(name)) is not None:
         return _load_wren(folder)
-    return _load_official(name, offline=offline, options=options)
+    return _load_official(name, offline=offline, options=options, without=without)
 
 
 def load_noise() -> Model:
@@ -153,20 +157,34 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
+def check_backend(name: str | Path) -> None:
+    """Raise ConfigError if no installed backend can run a model, before gigabytes of it are downloaded."""
     if name in PRESETS:
-        # Before gigabytes are downloaded: the profile that every model has on the reference backend.
+        # The profile that every model has on the reference backend.
         select(BACKENDS, _info_of(str(name)), find_machine(BACKENDS, "cpu"), profile_named("exact"))
-    files = locate(name, offline=offline, **options)
+
+
+def _load_official(
+    name: str | Path, *, offline: bool, options: Mapping[str, Any], without: Collection[str]
+) -> Model:
+    check_backend(name)
+    files = locate(name, offline=offline, without=without, **options)
     card = files.card
     conds = files.paths.get("conds")
     return Model(
         voice_family=card.family,
-        frontend=open_frontend(card.name, files.paths["tokenizer"].parent),
+        frontend=_frontend_of(card.name, files.paths),
         source=ModelSource(_info_with_decoder(card.name, files.paths["s3gen"], options), files.paths),
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,
     )
+
+
+def _frontend_of(name: str, paths: Mapping[str, Path]) -> Frontend:
+    """Return the text front end of a model; one that converts recordings reads no text."""
+    if "tokenizer" not in paths:
+        return Frontend(tokenizer=ByteTokenizer(), family=name)
+    return open_frontend(name, paths["tokenizer"].parent)
 
 
 def plan_named(name: str | Path | None, profile: str | Profile, *, device: str) -> tuple[Plan, str | None]:
@@ -213,3 +231,12 @@ def default_profile(name: str) -> Profile:
 
 def _info_of(name: str) -> ModelInfo:
     return ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
+
+
+def load_draft(profile: Profile, model: Model) -> DraftModel | None:
+    """Load the model that drafts, if the profile names one instead of another kind of draft."""
+    name = profile.draft
+    if name in ("", "lookup", "head") or name.endswith(".safetensors"):
+        return None
+    draft = model if name == model.name else load_model(name, offline=True, options={})
+    return DraftModel(source=draft.source, encode=draft.frontend.encode)

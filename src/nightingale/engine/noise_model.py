@@ -23,6 +23,7 @@ NOISE = ModelInfo(
         t3=replace(
             ENGLISH.t3,
             backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=False),
+            alignment_heads=((0, 0),),
             text_vocab=256,
             speech_vocab=SPEECH_CODES + 2,
             prompt_tokens=PROMPT_TOKENS,
@@ -42,6 +43,13 @@ class ByteTokenizer:
 
     def encode(self, text: str, language: str | None = None) -> list[int]:  # noqa: ARG002, a protocol
         return list(text.encode("utf-8", "ignore"))
+
+    def encode_words(self, text: str, language: str | None = None) -> list[tuple[str, int]]:
+        first, *rest = text.split(" ")
+        return [
+            (first, len(self.encode(first, language))),
+            *((word, len(self.encode(" " + word))) for word in rest),
+        ]
 
 
 def noise_voice() -> Voice:

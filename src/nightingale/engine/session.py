@@ -9,8 +9,8 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nightingale.clocks import CLOCKS
@@ -18,7 +18,7 @@ from nightingale.decoding.decoding import DraftStats
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.stream_capacity import known_wait_s
 from nightingale.errors import NightingaleError
-from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart
+from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart, TextWarning, TimedWord
 from nightingale.voices.voice import Voice
 
 SAMPLE_SIZE: Final = 512
@@ -104,6 +104,14 @@ class Timing:
             self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - started_s)
         return now
 
+    def segmenting(self, segments: Iterator[TextSegment]) -> Iterator[TextSegment]:
+        """Yield segments and record the time they take as the stage "text"."""
+        started = time.perf_counter()
+        for segment in segments:
+            self.record("text", started)
+            yield segment
+            started = time.perf_counter()
+
     def metrics(self) -> Metrics:
         end = self.ended_s or time.perf_counter()
         return Metrics(
@@ -127,8 +135,19 @@ class Timing:
 class Session:
     """One request between the worker and its listener."""
 
-    def __init__(self, request: Request, *, ahead_seconds: float, on_change: Callable[[], None]) -> None:
-        """Call `on_change` when the listener reads or leaves; beyond `ahead_seconds` unread, it is stalled."""
+    def __init__(
+        self,
+        request: Request,
+        *,
+        ahead_seconds: float,
+        on_change: Callable[[], None],
+        mark: Callable[[Samples], Samples] | None = None,
+    ) -> None:
+        """Call `on_change` when the listener reads or leaves; beyond `ahead_seconds` unread, it is stalled.
+
+        mark: marks each chunk, if audio is watermarked.
+        """
+        self._mark = mark
         self.request, self.timing, self._on_change = request, Timing(), on_change
         self._ahead_samples = ahead_seconds * CLOCKS.sample_rate_hz
         self._changed = threading.Condition()
@@ -141,28 +160,39 @@ class Session:
         """False if the audio is wanted as a whole: its blocks then have the sizes of a request that runs alone."""
         self.estimate_wait: Callable[[], float] = lambda: 0.0
         """Estimates the seconds until synthesis starts; set by the worker."""
+        self.warnings: list[TextWarning] = []
+        """Parts of the text that are not spoken; a live session adds to them."""
         self._notify: Callable[[], None] | None = None
         self._segment_start: SegmentStart | None = None
         """The segment start that belongs to the next samples."""
         self._segment: TextSegment | None = None
         """The segment whose samples are put."""
+        self._segment_start_s = 0.0
+        self._words: list[TimedWord] = []
+        """Words that belong to the next samples."""
 
-    def reached(self, segment: TextSegment) -> None:
-        """Note that the next samples are this segment's."""
-        if segment is self._segment:
-            return
-        self._segment = segment
-        text = segment.text if segment.text_ids else ""
-        self._segment_start = SegmentStart(text=text, pause_samples=segment.pause_samples)
+    def reached(self, segment: TextSegment, words: Iterable[TimedWord] = ()) -> None:
+        """Note that the next samples are this segment's, and the words that end with them."""
+        if segment is not self._segment:
+            self._segment, self._segment_start_s = segment, self.timing.samples / CLOCKS.sample_rate_hz
+            text = segment.text if segment.text_ids else ""
+            self._segment_start = SegmentStart(text=text, pause_samples=segment.pause_samples)
+        start_s = self._segment_start_s
+        self._words += [replace(w, start_s=w.start_s + start_s, end_s=w.end_s + start_s) for w in words]
 
     def put(self, samples: Samples) -> None:
         """Append rendered audio."""
+        if self._mark is not None and len(samples) and not self.cancelled:
+            samples = self._mark(samples)
         with self._changed:
             self.timing.delivered(len(samples))
             if len(samples) and not self.cancelled:
                 begins, self._segment_start = self._segment_start, None
+                words, self._words = tuple(self._words), []
                 rate_hz = CLOCKS.sample_rate_hz
-                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins))
+                self._chunks.append(
+                    AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins, words=words)
+                )
                 self._unread_samples += len(samples)
             self._signal()
 

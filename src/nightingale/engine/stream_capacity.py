@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from nightingale.engine.rate import RateMeter
+from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import ConfigError
 
 MaxStreams = int | Literal["auto"]
@@ -64,6 +65,23 @@ def _needed_s(streams: Sequence[Demand], by_s: float) -> float:
     return sum(min(left_s, max(0.0, by_s - buffered_s)) for buffered_s, left_s in streams)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """The load of an engine at this moment."""
+
+    waiting: int
+    """Requests that wait for a slot."""
+    speaking: int
+    """Requests in slots."""
+    slots: int
+    rate: float | None = None
+    """Seconds of audio that the engine makes per second of work; None before it is known."""
+    wait_s: float | None = 0.0
+    """Estimated wait of a request that arrives now, in seconds; None if that is not known."""
+    capacity: int | None = None
+    """Listeners that can be kept supplied at once; None before it is known."""
+
+
 def check_max_streams(value: object) -> MaxStreams:
     """Return a valid limit of concurrent streams, or raise ConfigError."""
     if value == "auto":
@@ -100,6 +118,16 @@ class Capacity:
     def rate(self) -> float | None:
         """Seconds of audio per second of work; None before it is known."""
         return self.meter.rate
+
+    @property
+    def streams(self) -> int | None:
+        """Streams of any length that can be kept supplied at once; None before the rate is known."""
+        if self.max_streams != "auto":
+            return self.max_streams
+        if self.batching:
+            return max(1, int(RATE_SHARE * LARGE_BLOCK_S / self.block_s))
+        share = SEGMENT_RATE_SHARE if self.whole_segments else RATE_SHARE
+        return None if self.rate is None else max(1, int(share * self.rate))
 
     def start(self, now_s: float) -> None:
         """Measure the rate from now on, if the clock is stopped. Blocks count from the first one that is rendered:
@@ -168,3 +196,15 @@ def advance(streams: Sequence[Demand], step_s: float, rate: float) -> list[Deman
         if left_s > share_s:
             after.append(Demand(max(buffered_s - step_s, 0.0) + share_s, left_s - share_s))
     return after
+
+
+def occupancy_of(scheduler: Scheduler, capacity: Capacity, wait_s: float) -> Occupancy:
+    """Return the load of an engine; wait_s: the estimated wait of a request that arrives now."""
+    return Occupancy(
+        waiting=len(scheduler.waiting),
+        speaking=len(scheduler.running),
+        slots=scheduler.slots,
+        rate=capacity.rate,
+        wait_s=known_wait_s(wait_s),
+        capacity=capacity.streams,
+    )

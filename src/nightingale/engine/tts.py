@@ -7,60 +7,52 @@ there is one path from text to audio.
 from __future__ import annotations
 
 import logging
-import time
+import os
+import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
-import numpy as np
-
+from nightingale.audio.watermark import marks_of
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named, with_options
 from nightingale.backends.selection import Plan, check_precision, find_machine, open_plan, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.conversion import AnyVoice, VoiceConverter, stop_worker
+from nightingale.engine.faults import check_range, check_text, check_texts, check_types, engine_forked
+from nightingale.engine.load import Model, default_model, load_draft, load_model
+from nightingale.engine.rendering.word_timer import check_timing
 from nightingale.engine.requests.controls import (
+    TEXT_OPTIONS,
     Control,
     RequestOptions,
     available_controls,
     build_request,
+    check_request,
     show_options,
 )
+from nightingale.engine.requests.early_checks import languages_of
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
-from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
-from nightingale.engine.session import Request, Session, Timing
-from nightingale.engine.stream_capacity import MaxStreams, check_max_streams, known_wait_s
-from nightingale.engine.voice_lookup import VoiceResolver
+from nightingale.engine.requests.recordings import Recording
+from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue
+from nightingale.engine.requests.ssml_segments import Segmenter, segmenter_of
+from nightingale.engine.requests.whole import OnProgress, join, progress_of
+from nightingale.engine.session import Request, Session
+from nightingale.engine.stream_capacity import MaxStreams, Occupancy, check_max_streams, occupancy_of
+from nightingale.engine.voice_lookup import VoiceReference, VoiceResolver
 from nightingale.engine.worker import Worker
-from nightingale.errors import raising_memory_full
+from nightingale.errors import ConfigError, raising_memory_full
 from nightingale.models.defaults import StreamMode
-from nightingale.text.languages import LANGUAGES, check_language
+from nightingale.text.languages import check_language
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS
-from nightingale.types import Audio, AudioChunk
+from nightingale.types import Audio
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.engine")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
-    """The load of an engine at this moment."""
-
-    waiting: int
-    """Requests that wait for a slot."""
-    speaking: int
-    """Requests in slots."""
-    slots: int
-    rate: float | None = None
-    """Seconds of audio that the engine makes per second of work; None before it is known."""
-    wait_s: float | None = 0.0
-    """Estimated wait of a request that arrives now, in seconds; None if that is not known."""
 
 
 class TTS:
@@ -79,6 +71,7 @@ class TTS:
         offline: bool = False,
         max_chars: int = MAX_CHARS,
         max_streams: MaxStreams = "auto",
+        watermark: bool = False,
         **options: Any,
     ) -> None:
         """Load a model and open its backends.
@@ -99,17 +92,28 @@ class TTS:
                 segment by segment.
             max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
                 audio while they play, by its measured rate; the others wait.
+            watermark: Mark all audio, as upstream does (docs/conversion.md). It needs the package resemble-perth.
             options: `kind`, `t3` and `s3gen` select files of an official model. `s3gen="meanflow"` gives the
                 English and the multilingual model Turbo's decoder, which takes two steps.
         """
+        check_types(
+            model=(model, str | Path | None, "a model's name, a folder, or None"),
+            device=(device, str, 'the name of a device, such as "auto"'),
+            dtype=(dtype, str, 'a precision, such as "auto"'),
+            profile=(profile, str | None, "a profile's name, or None"),
+            flow_steps=(flow_steps, int | None, "an integer, or None"),
+            first_block_tokens=(first_block_tokens, int | None, "an integer, or None"),
+            offline=(offline, bool, "True or False"),
+            watermark=(watermark, bool, "True or False"),
+        )
         check_precision(dtype)
         check_max_streams(max_streams)
+        check_range("max_chars", max_chars, 1, sys.maxsize, integer=True)
         asked = {"stream": stream, "flow_steps": flow_steps, "first_block_tokens": first_block_tokens}
         profile = with_options(profile, asked)
         profile_named(profile)  # a mistake is found before the model is loaded
-        name = default_model() if model is None else model
-        loaded = load_model(name, offline=offline, options=options)
-        self._start(loaded, profile, max_chars, device, dtype, max_streams=max_streams)
+        loaded = load_model(default_model() if model is None else model, offline=offline, options=options)
+        self._start(loaded, profile, max_chars, device, dtype, None, max_streams, watermark)
 
     @classmethod
     def over(
@@ -122,10 +126,11 @@ class TTS:
         dtype: str = "auto",
         plan: Plan | None = None,
         max_streams: MaxStreams = "auto",
+        watermark: bool = False,
     ) -> TTS:
         """Return an engine over a model that is loaded already. plan: the backends, if chosen already."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars, device, dtype, plan, check_max_streams(max_streams))
+        tts._start(model, profile, max_chars, device, dtype, plan, check_max_streams(max_streams), watermark)
         return tts
 
     @raising_memory_full()
@@ -136,9 +141,11 @@ class TTS:
         max_chars: int,
         device: str,
         dtype: str,
-        plan: Plan | None = None,
-        max_streams: MaxStreams = "auto",
+        plan: Plan | None,
+        max_streams: MaxStreams,
+        watermark: bool,
     ) -> None:
+        self._marks = marks_of(watermark)
         if not isinstance(profile, Profile):
             profile = profile_named(profile, default=model.defaults.profile)
         plan = plan or select(BACKENDS, model.info, find_machine(BACKENDS, device), profile, dtype=dtype)
@@ -147,15 +154,20 @@ class TTS:
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
-        draft = _draft_model(profile, model)
+        draft = load_draft(profile, model)
         decoder, renderer = open_plan(plan, model.source, voice=model.default_voice, draft=draft)
-        self._worker = Worker(model, profile, decoder, renderer, max_streams)
+        self._worker, self._process_id = Worker(model, profile, decoder, renderer, max_streams), os.getpid()
         # A TTS that is garbage-collected must not leave its thread behind.
-        weakref.finalize(self, self._worker.stop)
+        weakref.finalize(self, stop_worker, self._worker, self._process_id)
 
     @property
     def name(self) -> str:
         return self._model.name
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest that tells models of the same name apart."""
+        return self._model.fingerprint
 
     @property
     def plan(self) -> Plan:
@@ -182,6 +194,11 @@ class TTS:
         return self._model.voice_family
 
     @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices it can use, the user's own included; `voice=` also takes clips."""
+        return self._voices.names()
+
+    @property
     def voices_folder(self) -> Path | None:
         """Folder of the voices that came with the model, where that is not the package's."""
         return self._model.voices
@@ -189,7 +206,7 @@ class TTS:
     @property
     def languages(self) -> tuple[str, ...]:
         """Codes of the languages it speaks."""
-        return tuple(LANGUAGES) if self.name == "multilingual" else ("en",)
+        return languages_of(self.name)
 
     @property
     def controls(self) -> dict[str, Control]:
@@ -198,10 +215,7 @@ class TTS:
 
     @property
     def occupancy(self) -> Occupancy:
-        scheduler = self._worker.scheduler
-        waiting, speaking = len(scheduler.waiting), len(scheduler.running)
-        wait_s, rate = known_wait_s(self._worker.wait_s()), self._worker.capacity.rate
-        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots, rate=rate, wait_s=wait_s)
+        return occupancy_of(self._worker.scheduler, self._worker.capacity, self._worker.wait_s())
 
     @property
     def at_once(self) -> int:
@@ -210,44 +224,107 @@ class TTS:
         slots = self._worker.scheduler.slots
         return slots + min(slots, self._profile.queue_limit)
 
+    @raising_memory_full()
     @show_options
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:
         """Return audio as it is rendered, for a text of any length; leaving the loop cancels the request."""
         return Stream(self.open(text, **request), self)
 
+    @raising_memory_full()
     @show_options
-    def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
-        """Return the whole audio: the joined stream."""
-        return _joined(self._open_whole(text, request))
+    def say(
+        self, text: str, *, on_progress: OnProgress | None = None, **request: Unpack[RequestOptions]
+    ) -> Audio:
+        """Return the whole audio: the joined stream.
+
+        Args:
+            text: The text to speak.
+            on_progress: Called in this thread with a `SpeechProgress` after each chunk; what it raises ends the call.
+        """
+        return join(self._open_whole(text, request), len(text), on_progress)
 
     @show_options
-    def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
+    def say_many(
+        self,
+        texts: Iterable[str],
+        *,
+        on_progress: OnProgress | None = None,
+        **request: Unpack[RequestOptions],
+    ) -> list[Audio]:
         """Return the audio of several texts, decoded in batches. Each is what `say` returns with the same seed,
-        up to rounding where the profile is not "exact"."""
+        up to rounding where the profile is not "exact".
+
+        Args:
+            texts: The texts to speak.
+            on_progress: Called in this thread with a `SpeechProgress` after each text; what it raises ends the call.
+        """
+        texts = list(check_texts(texts))
         spoken: list[Audio] = []
+        for audio in self.say_each(texts, **request):
+            spoken.append(audio)
+            if on_progress is not None:
+                on_progress(progress_of(spoken, len(texts)))
+        return spoken
+
+    @show_options
+    def say_each(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> Iterator[Audio]:
+        """Yield the audio of each text in order, as `say_many` makes it, when it is complete.
+
+        Texts are taken from the iterable as they are needed, so there may be any number. Leaving the loop cancels
+        those that are in work.
+        """
+        texts = check_texts(texts)
+        # A mistake is found by this call, not by the first audio, and a clip is read once.
+        return self._each(texts, {**request, "voice": self._request(request).voice})
+
+    def _each(self, texts: Iterable[str], request: RequestOptions) -> Iterator[Audio]:
         opened: deque[Session] = deque()
         try:
             for text in texts:
                 if len(opened) == self.at_once:
-                    spoken.append(_joined(opened.popleft()))
+                    with raising_memory_full():
+                        audio = join(opened.popleft())
+                    yield audio
                 opened.append(self._open_whole(text, request))
-            spoken += map(_joined, opened)
+            while opened:
+                with raising_memory_full():
+                    audio = join(opened.popleft())
+                yield audio
         finally:
             for session in opened:
                 session.cancel()
-        return spoken
 
-    def voice(self, reference: str | Path) -> Voice:
-        """Return a voice by name, from a voice file, or from a clip (computed once, then cached by content)."""
+    @raising_memory_full()
+    def voice(self, reference: VoiceReference) -> Voice:
+        """Return a voice by name, from a voice file, or from a clip (computed once, then cached by content).
+
+        Args:
+            reference: A name; the path of a voice file or of a wav, flac, ogg or mp3 clip; the contents of such a
+                clip or an open file of them; an `Audio`; or (samples, sample rate in hertz), as soundfile reads it.
+        """
         return self._voices.find(reference)
 
+    @raising_memory_full()
     def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
         """Return a voice made from the bytes of an untrusted audio file; nothing is stored."""
         return self._voices.learn(clip, name=name, max_seconds=max_seconds)
 
+    @property
+    def converter(self) -> VoiceConverter:
+        """The converter of recordings to its voices, also of recordings that still arrive (docs/conversion.md)."""
+        return VoiceConverter(self._model, self._profile, self._worker, self._voices, self._session)
+
+    def convert(self, audio: Recording, *, voice: AnyVoice = None, seed: int | None = None) -> Audio:
+        """Return a recording in another voice; its words and timing stay. See `VoiceConverter.convert`."""
+        return self.converter.convert(audio, voice=voice, seed=seed)
+
     def close(self) -> None:
         """End all requests and the worker thread. Also done when the object is garbage-collected."""
-        self._worker.stop()
+        stop_worker(self._worker, self._process_id)
+
+    def __reduce__(self) -> NoReturn:
+        fix = "Open a TTS in each process; audio, voices and errors can be pickled."
+        raise ConfigError("a TTS cannot be pickled", got="a loaded model and its thread", fix=fix)
 
     def __enter__(self) -> TTS:
         return self
@@ -258,6 +335,7 @@ class TTS:
     @show_options
     def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
         """Queue a request and return its session. Invalid requests are refused here."""
+        check_text(text)
         defaults, session = self._model.defaults, self._session(request)
         segments = self._segmenter(request, session)(
             text,
@@ -268,7 +346,7 @@ class TTS:
             closing_ms=defaults.closing_pause_ms,
         )
         session.timing.record("text", session.timing.opened_s)
-        timed = _timed(segments, session.timing)
+        timed = session.timing.segmenting(segments)
         self._worker.submit(session, SegmentQueue(timed), chars=len(text))
         return session
 
@@ -281,10 +359,10 @@ class TTS:
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
         session = self._session(request)
+        segmenter = self._segmenter(request, session)
         segments = SegmentQueue()
         self._worker.submit(session, segments)
         split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
-        segmenter = self._segmenter(request, session)
         return LiveSession(
             session,
             segments,
@@ -303,56 +381,20 @@ class TTS:
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
-    def _segmenter(self, request: RequestOptions, session: Session) -> Callable[..., Iterator[TextSegment]]:
-        """Return `segment_text` with the options that all texts of a request share."""
-        frontend, max_ids = self._model.frontend, self._model.defaults.max_text_ids
-        if not request.get("normalize", True):
-            frontend = replace(frontend, spell_out=None)
-        language, speed = request.get("language"), session.request.speed
-        return partial(segment_text, frontend, language=language, max_ids=max_ids, speed=speed)
+    def _segmenter(self, request: RequestOptions, session: Session) -> Segmenter:
+        exact = self._profile.name == "exact"
+        return segmenter_of(self._model, self._voices, request, session, exact=exact)
 
     def _request(self, request: RequestOptions) -> Request:
+        check_request(request)
+        check_timing(request, self._model.info, self._worker.decoder)
         voice = self._voices.resolve(request.get("voice"))
-        names = request.keys() - {"voice", "language", "seed", "normalize"}
+        names = request.keys() - TEXT_OPTIONS
         controls = {name: value for name, value in request.items() if name in names}
         return build_request(self._model.defaults, voice, request.get("seed"), controls)
 
     def _session(self, request: RequestOptions) -> Session:
-        ahead_seconds = self._profile.ahead_seconds
-        return Session(self._request(request), ahead_seconds=ahead_seconds, on_change=self._worker.wake)
-
-
-def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
-    """Load the model that drafts, if the profile names one instead of another kind of draft."""
-    name = profile.draft
-    if name in ("", "lookup", "guess") or name.endswith(".safetensors"):
-        return None
-    draft = model if name == model.name else load_model(name, offline=True, options={})
-    return DraftModel(source=draft.source, encode=draft.frontend.encode)
-
-
-def _timed(segments: Iterator[TextSegment], timing: Timing) -> Iterator[TextSegment]:
-    """Yield segments and record the time they take as the stage "text"."""
-    started = time.perf_counter()
-    for segment in segments:
-        timing.record("text", started)
-        yield segment
-        started = time.perf_counter()
-
-
-def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:
-    """Return the chunks of a session, joined."""
-    samples = [chunk.samples for chunk in chunks]
-    return Audio(
-        samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
-        sample_rate_hz=CLOCKS.sample_rate_hz,
-        seed=session.request.seed,
-        metrics=session.timing.metrics(),
-    )
-
-
-def _joined(session: Session) -> Audio:
-    try:
-        return audio_of(session, session.chunks())
-    finally:
-        session.cancel()  # frees the request if the caller was interrupted
+        if os.getpid() != self._process_id:
+            raise engine_forked()
+        ahead_s, mark = self._profile.ahead_seconds, self._marks()
+        return Session(self._request(request), ahead_seconds=ahead_s, on_change=self._worker.wake, mark=mark)

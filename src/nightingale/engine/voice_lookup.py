@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from nightingale.audio.read import MAX_SECONDS, read_audio
+from numpy.typing import ArrayLike
+
+from nightingale.audio.read import MAX_SECONDS, check_clip, read_audio
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import INSTALL_TORCH, Backend, Encoders, Setup
 from nightingale.engine.cloning import clone
 from nightingale.engine.load import Model
+from nightingale.engine.requests.recordings import file_contents
 from nightingale.errors import VoiceError, VoiceNotFound
+from nightingale.files import as_path
+from nightingale.types import AudioChunk, Samples
 from nightingale.voices import library
+from nightingale.voices.aliases import DEFAULT, resolve_alias
 from nightingale.voices.cache import enrolled
 from nightingale.voices.voice import Voice
 
-_KINDS: Final = "a voice's name, a voice file, or a wav, flac, ogg or mp3 clip of the speaker"
+VoiceReference = str | Path | bytes | BinaryIO | AudioChunk | tuple[ArrayLike, int]
+"""A voice's name, the path of a voice file or of a clip, the clip's contents or an open file of them, or its
+audio: an `Audio`, or (samples, sample rate in hertz)."""
+
+_KINDS: Final = (
+    "a voice's name, a voice file, or a clip of the speaker: the path, contents or file object of a wav, flac, "
+    "ogg or mp3 file, or (samples, sample rate)"
+)
+_CLIP: Final = "clip"
+"""The name of a voice that is made from a clip without one."""
 
 
 class VoiceResolver:
@@ -26,8 +42,9 @@ class VoiceResolver:
     def __init__(self, model: Model, setup: Setup, preferred: Backend | None = None) -> None:
         """setup: the device and profile that the engine runs with. preferred: its backend clones if it can."""
         self._model, self._setup, self._preferred = model, setup, preferred
+        self._opened: Encoders | None = None
 
-    def resolve(self, voice: Voice | str | Path | None) -> Voice:
+    def resolve(self, voice: Voice | VoiceReference | None) -> Voice:
         """Return the voice that a request means; None means the model's default voice."""
         if isinstance(voice, Voice):
             self._check_fits(voice)
@@ -43,36 +60,88 @@ class VoiceResolver:
             )
         return self._model.default_voice
 
-    def find(self, reference: str | Path) -> Voice:
+    def find(self, reference: VoiceReference) -> Voice:
         """Return a voice by name, from a voice file, or from a clip (enrolled once, then cached)."""
-        model, path = self._model, Path(reference).expanduser()
-        if library.is_name(str(reference)) and not path.is_file():
-            voice = library.load(str(reference), model.voices)
-        elif not path.is_file():
+        voice = self._named(reference) if isinstance(reference, str | Path) else self._of_clip(reference)
+        self._check_fits(voice)
+        return voice
+
+    def named(self, name: str) -> Voice:
+        """Return a voice by its name alone: unlike `find`, it opens no file that the name may be a path of."""
+        if not library.is_name(name.lower()):
+            raise VoiceNotFound(
+                "no such voice", got=repr(name[:40]), allowed="a name", fix="See `nightingale voices list`."
+            )
+        voice = self._by_name(name.lower())
+        self._check_fits(voice)
+        return voice
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the voices that the model can use."""
+        family, own = self._model.voice_family, self._model.default_voice
+        names = {entry.name for entry in library.entries(self._model.voices) if entry.family == family}
+        return tuple(sorted(names | ({own.name} if own is not None else set())))
+
+    def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
+        """Make a voice from a clip, without looking for it in the cache or storing it there."""
+        samples, rate_hz = read_audio(clip, max_seconds=max_seconds)
+        return self._clone(samples, rate_hz, name=name, source=clip.name if isinstance(clip, Path) else name)
+
+    def _named(self, reference: str | Path) -> Voice:
+        model, path = self._model, as_path(reference).expanduser()
+        name = str(reference).lower()
+        if isinstance(reference, str) and library.is_name(name) and not path.is_file():
+            return self._by_name(name)
+        if not path.is_file():
             raise VoiceNotFound(
                 "no such voice",
                 got=repr(str(reference)),
                 allowed=_KINDS,
                 fix="See `nightingale voices list`, or check the path.",
             )
-        elif path.suffix == ".safetensors":
-            voice = Voice.load(path)
-        elif path.suffix == ".pt":
-            voice = Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
-        else:
-            make = partial(self.learn, path, name=path.stem)
-            voice = enrolled(path, model.voice_family, model.fingerprint, make)
-        self._check_fits(voice)
-        return voice
+        if path.suffix == ".safetensors":
+            return Voice.load(path)
+        if path.suffix == ".pt":
+            return Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
+        return self._enrol(path, partial(self.learn, path, name=path.stem))
 
-    def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
-        """Make a voice from a clip, without looking for it in the cache or storing it there."""
-        samples, rate_hz = read_audio(clip, max_seconds=max_seconds)
-        source = clip.name if isinstance(clip, Path) else name
-        family, info, encoders = self._model.voice_family, self._model.info, self._encoders()
+    def _by_name(self, name: str) -> Voice:
+        """Return a voice of the library, else the model's own, else the one that the name is an alias of."""
+        model, own = self._model, self._model.default_voice
+        if library.locate(name, model.voices) is None:
+            if name == DEFAULT or (own is not None and name == own.name):
+                return self.resolve(None)
+            entries = library.entries(model.voices)
+            builtin = [one.name for one in entries if one.builtin and one.family == model.voice_family]
+            builtin = builtin or ([own.name] if own is not None else [])
+            if (known := resolve_alias(name, builtin)) is not None:
+                return self._by_name(known)
+        return library.load(name, model.voices)
+
+    def _of_clip(self, reference: object) -> Voice:
+        """Return the voice of a clip in memory: the contents of a file, a file object, or samples."""
+        if isinstance(reference, AudioChunk):
+            reference = (reference.samples, reference.sample_rate_hz)
+        if isinstance(reference, tuple) and len(reference) == 2:
+            samples, rate_hz = check_clip(*reference)
+            make = partial(self._clone, samples, rate_hz, name=_CLIP, source=_CLIP)
+            return self._enrol(samples.tobytes() + f"|{rate_hz}".encode(), make)
+        contents = file_contents(reference, "voice", _KINDS)
+        return self._enrol(contents, partial(self.learn, contents, name=_CLIP))
+
+    def _enrol(self, clip: Path | bytes, make: Callable[[], Voice]) -> Voice:
+        return enrolled(clip, self._model.voice_family, self._model.fingerprint, make)
+
+    def _clone(self, samples: Samples, rate_hz: int, *, name: str, source: str) -> Voice:
+        family, info, encoders = self._model.voice_family, self._model.info, self.encoders()
         return clone(samples, rate_hz, name=name, source=source, family=family, encoders=encoders, info=info)
 
-    def _encoders(self) -> Encoders:
+    def encoders(self) -> Encoders:
+        """Return the encoders, which are opened when they are first needed."""
+        self._opened = self._opened or self._open_encoders()
+        return self._opened
+
+    def _open_encoders(self) -> Encoders:
         """Open the encoders of the first backend that has them; the preferred one is loaded already."""
         preferred = () if self._preferred is None else (self._preferred,)
         setup = replace(self._setup, precision="float32")  # whatever the renderer's is

@@ -25,14 +25,14 @@ from nightingale.backends.base import DEFAULT_SLOTS, Decoder, Renderer, RenderFu
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
 from nightingale.engine.batch_pacing import BatchPacing
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.job import BlockRow, Job
+from nightingale.engine.requests.job import BlockRow, Job, results_of
+from nightingale.engine.requests.recorded_segments import RecordedSegment
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
@@ -57,11 +57,8 @@ class Worker:
         max_streams: MaxStreams = "auto",
     ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
-        self.scheduler = Scheduler(
-            slots=profile.slots or DEFAULT_SLOTS,
-            queue_limit=profile.queue_limit,
-            budget_bytes=profile.memory_bytes,
-        )
+        slots, limit = profile.slots or DEFAULT_SLOTS, profile.queue_limit
+        self.scheduler = Scheduler(slots=slots, queue_limit=limit, budget_bytes=profile.memory_bytes)
         self._jobs: dict[int, Job] = {}
         self._ids = count()
         self._ready: list[int] = []  # requests whose next block waits to be rendered
@@ -187,9 +184,10 @@ class Worker:
         timing = job.session.timing
         if job.segment is not None:
             timing.admitted_s = timing.admitted_s or time.perf_counter()
+            if isinstance(job.segment, RecordedSegment):
+                return self._feed(request, job, job.segment)
             if job.segment.text_ids:
-                self._prefill(request, slot, job, job.segment)
-                return
+                return self._prefill(request, slot, job, job.segment)
             job.session.reached(job.segment)
             job.session.put(np.zeros(job.segment.pause_samples, np.float32))  # a pause and nothing else
             job.segment = None
@@ -197,20 +195,24 @@ class Worker:
         self._continue(request, job)
 
     def _prefill(self, request: int, slot: int, job: Job, segment: TextSegment) -> None:
-        timing, started, asked = job.session.timing, time.perf_counter(), job.session.request
-        seed = nth_seed(asked.seed, job.started)
-        stream = self.renderer.open(asked.voice, seed=seed)
-        utterance = Utterance(
-            self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
-        )
-        if job.session.plays and not job.started:
+        timing, started, is_first = job.session.timing, time.perf_counter(), not job.started
+        utterance = job.begin(segment, self.model, self.profile, self.renderer)
+        if job.session.plays and is_first:
             utterance.set_first_block(self._pacing.first_block_tokens)
-        job.utterances.append(utterance)
-        job.started, job.segment = job.started + 1, None
         tokens = self.decoder.prefill(slot, utterance.decoding)
         self.capacity.start(started)
         timing.record("prefill", started)
         self._accept(request, tokens)
+
+    def _feed(self, request: int, job: Job, segment: RecordedSegment) -> None:
+        """Hand on speech tokens of a recording. T3 has no part in it, so they take no slot."""
+        self._release(request)
+        job.feed(segment, self.model, self.profile, self.renderer)
+        self._enqueue_block(request)
+        if segment.ends_utterance:
+            self._decoded.append(request)
+        else:
+            self._continue(request, job)
 
     def _rows_to_decode(self) -> list[int]:
         # A started segment is decoded to its end, however far its listener is behind; see `_continue`.
@@ -304,10 +306,7 @@ class Worker:
             if not self._wait_for(future):
                 return
             self._in_flight.popleft()
-            try:
-                rendered: list[Samples | Exception] = list(future.result())
-            except Exception as error:
-                rendered = [error] * len(rows)
+            rendered = results_of(future, len(rows))
             self._pacing.rendered(len(rows), started_s)
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
@@ -330,8 +329,8 @@ class Worker:
             return  # the request was cancelled
         if isinstance(samples, Exception):
             raise samples
-        job.session.reached(row.utterance.segment)
         audio = row.utterance.finish(row.block, samples)
+        job.session.reached(row.utterance.segment, row.utterance.take_words())
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
         self._pacing.pass_on(job, audio, final=row.block.final)
         if row.block.final:
@@ -360,7 +359,7 @@ class Worker:
             elif ended:
                 del self._jobs[request]
             else:
-                job.parked = job.segment is None or job.session.is_ahead
+                job.parked = job.segment is None or job.session.is_ahead or job.has_backlog
                 if not job.parked:
                     self.scheduler.submit(request, limited=False)
         if ended:  # not under the lock: a listener that holds its own may be waiting for ours

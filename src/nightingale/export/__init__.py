@@ -31,7 +31,11 @@ class Exporter(Protocol):
         """
 
 
-FORMATS: Final = {"onnx": "nightingale.export.onnx", "executorch": "nightingale.export.executorch"}
+FORMATS: Final = {
+    "onnx": "nightingale.export.onnx",
+    "executorch": "nightingale.export.phone.executorch",
+    "coreml": "nightingale.export.phone.coreml",
+}
 """Format -> its module, which is imported when it is asked for."""
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -112,20 +112,21 @@ def locate(
     *,
     offline: bool = False,
     optional: bool = False,
+    without: Collection[str] = (),
     on_file: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> ModelFiles:
     """Return the files of a model, after downloading needed ones that are missing.
 
     The options are those of `resolve`. `offline`, like HF_HUB_OFFLINE, raises `ModelMissing` instead of
-    downloading; `optional` also downloads files that the model works without. `on_file` is called with the name
+    downloading; `optional` also downloads files that the model works without; `without` names roles that are not
+    needed. `on_file` is called with the name
     of each file before its download.
     """
-    request = resolve(model, **options)
+    request = _without(resolve(model, **options), without)
     paths, missing = _look_up(request)
     # The user's folder is completed from the cache, never from the network.
-    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
-    local = request.folder is not None or offline
+    local = request.folder is not None or offline or is_offline()
     if missing and local:
         raise _missing_files(request, missing)
     for file in request.card.files if missing or (optional and not local) else ():
@@ -135,6 +136,23 @@ def locate(
                 names = request.names(file)
                 paths[file.role] = hub_cache.download(card_of_file(request.card, names[0]), names)
     return ModelFiles(card=request.card, paths=paths)
+
+
+def _without(request: ModelRequest, roles: Collection[str]) -> ModelRequest:
+    """Return a request that leaves out the files of some roles."""
+    files = tuple(file for file in request.card.files if file.role not in roles)
+    return replace(request, card=replace(request.card, files=files)) if roles else request
+
+
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE forbids to use the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def bytes_to_download(model: str | Path, *, without: Collection[str] = (), **options: Any) -> int:
+    """Return about how many bytes `locate` would download; 0 if all needed files are here."""
+    _, missing = _look_up(_without(resolve(model, **options), without))
+    return sum(file.approx_bytes for file in missing)
 
 
 def has_tensor(path: Path, name: str) -> bool:

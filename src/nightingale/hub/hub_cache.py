@@ -8,9 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Final
 
 from nightingale.errors import CheckpointError, ModelMissing
 from nightingale.hub.cards import SHA256, Card
+
+CONNECT_S: Final = 5.0
+"""Longest wait for a connection to the hub before a download."""
 
 
 def cache_root() -> Path:
@@ -57,8 +61,9 @@ def download(card: Card, names: tuple[str, ...]) -> Path:
             fix="Install the hub's client: pip install 'nightingale-tts[hub]'.",
         ) from error
 
-    reason = "no such file in the repository"
-    for name in names:
+    unreachable = _unreachable()
+    reason = unreachable or "no such file in the repository"
+    for name in () if unreachable else names:
         try:
             return Path(hf_hub_download(card.repo, name, revision=card.revision, cache_dir=cache_root()))
         except (OSError, ValueError, EntryNotFoundError) as error:
@@ -73,6 +78,26 @@ def download(card: Card, names: tuple[str, ...]) -> Path:
         allowed=f"access to {card.repo} at revision {card.revision} and free space in {cache_root()}",
         fix=f"Check network and disk, then run `nightingale models pull {card.name}`, or use a folder.",
     )
+
+
+def _unreachable() -> str | None:
+    """Return why the hub cannot be reached, or None if it can or if only its client knows, as with a proxy.
+
+    The hub's client would try again for half a minute and print a line each time.
+    """
+    import socket  # late, with what the two others import: only a download needs them
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    if getproxies():
+        return None
+    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=CONNECT_S).close()
+    except OSError as error:
+        return f"no connection to {address.hostname}: {error.strerror or error}"
+    return None
 
 
 def verify(card: Card, path: Path) -> bool:

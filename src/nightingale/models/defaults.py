@@ -59,6 +59,8 @@ class ModelDefaults:
     """The length of the reference clip that becomes the flow's prompt."""
     reference_longer_than_s: float = 1.0
     reference_loudness_lufs: float | None = None
+    recording_loudness_lufs: float | None = None
+    """The loudness of recordings that are converted, for those that are not near it; None leaves all as they are."""
 
 
 ENGLISH: Final = ModelDefaults(sampling=Sampling(), exaggeration=0.5, sampler="chatterbox")
@@ -97,6 +99,8 @@ WREN: Final = ModelDefaults(
     prompt_seconds=0.0,
     # As long as the prompts it was trained with; it only matches the acoustics of a clone's recording.
     flow_prompt_seconds=1.5,
+    # About as loud as its own speech. At 12 LU more or less, one of three digits of its speech tokens is another one.
+    recording_loudness_lufs=-24.0,
 )
 
 MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {

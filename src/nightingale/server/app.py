@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server.elevenlabs import elevenlabs_routes
+from nightingale.server.elevenlabs import conversion_routes, elevenlabs_routes, timestamp_routes
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
-from nightingale.server.middleware import check_access, limit_bodies, log_requests
-from nightingale.server.openai import catalog_routes, speech_routes
+from nightingale.server.middleware import answer_head, check_access, limit_bodies, log_requests
+from nightingale.server.openai import caption_routes, catalog_routes, speech_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
@@ -36,8 +37,16 @@ EXPOSED_HEADERS = [
 router = APIRouter(tags=["operation"])
 
 
-def create_app(settings: ServerSettings, service: SpeechService | None = None) -> FastAPI:
-    """Create the server, with a service of its own by default. The model is loaded after it has started."""
+def create_app(
+    settings: ServerSettings,
+    service: SpeechService | None = None,
+    *,
+    metrics_page: Callable[[], Awaitable[bytes]] | None = None,
+) -> FastAPI:
+    """Create the server, with a service of its own by default. The model is loaded after it has started.
+
+    metrics_page: what /metrics answers, if that is not the service's own metrics.
+    """
     service = SpeechService(settings) if service is None else service
     app = FastAPI(
         title="Nightingale",
@@ -48,17 +57,27 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
         responses={"default": {"model": ErrorEnvelope, "description": "An error."}},
         docs_url=None,  # FastAPI's page loads scripts from another host; web_routes has our own
         redoc_url=None,
+        redirect_slashes=False,  # it would redirect to the host that the request names
     )
-    app.state.service, app.state.settings = service, settings
+    app.state.service, app.state.settings, app.state.metrics_page = service, settings, metrics_page
     for handled in HANDLED:
         app.add_exception_handler(handled, answer_error)
-    for module in (speech_routes, catalog_routes, speech_socket, elevenlabs_routes):
+    for module in (
+        speech_routes,
+        caption_routes,
+        catalog_routes,
+        speech_socket,
+        elevenlabs_routes,
+        timestamp_routes,
+        conversion_routes,
+    ):
         app.include_router(module.router)
     app.include_router(router)
     app.include_router(web_routes.docs_router)
     if settings.page:
         app.include_router(web_routes.router)
     # The last one added is the outermost.
+    app.add_middleware(answer_head)
     app.add_middleware(limit_bodies, settings=settings)
     app.add_middleware(check_access, settings=settings, keys=settings.keys)
     app.add_middleware(log_requests, metrics=service.metrics)
@@ -110,11 +129,20 @@ async def ready(service: Service) -> Response:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(service: Service) -> Response:
-    """Metrics for Prometheus."""
-    return Response(
-        generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+async def metrics(request: Request, service: Service) -> Response:
+    """Metrics for Prometheus, also in OpenMetrics' format if the client accepts that."""
+    other, (encode, media_type) = (
+        request.app.state.metrics_page,
+        choose_encoder(request.headers.get("accept", "")),
     )
+    if other is not None:
+        return Response(await other(), media_type=choose_encoder("")[1])
+    return Response(encode(service.metrics.registry), media_type=media_type)
+
+
+def metrics_page(service: SpeechService) -> bytes:
+    """Return the metrics of one service, as Prometheus reads them."""
+    return generate_latest(service.metrics.registry)
 
 
 @router.get("/version")

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from nightingale import errors
 from nightingale.errors import NightingaleError
@@ -52,9 +53,14 @@ class HttpError(FastAPIHTTPException):
         kind = "rate_limit_error" if status == 429 else kind
         self.envelope = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    @property
-    def response(self) -> Response:
+    def respond(self, scope: Scope) -> Response:
+        """Return the response, and leave its code to the request log and to the counter of rejections."""
+        scope.setdefault("state", {})["error_code"] = self.envelope["error"]["code"]
         return JSONResponse(self.envelope, self.status_code, self.headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        await self.respond(scope)(scope, receive, send)
 
 
 # Status, default parameter and code. The first class of an exception's MRO that is listed decides.
@@ -102,13 +108,14 @@ async def answer_error(connection: HTTPConnection, error: Exception) -> Response
     """Answer a request or a WebSocket handshake whose route raised one of HANDLED."""
     match error:
         case HttpError():
-            return error.response
+            return error.respond(connection.scope)
         case NightingaleError():
-            return http_error(error).response
+            return http_error(error).respond(connection.scope)
         case RequestValidationError():
-            return _validation_error(error, connection.headers.get("content-type", "")).response
+            content_type = connection.headers.get("content-type", "")
+            return _validation_error(error, content_type).respond(connection.scope)
         case HTTPException():
-            return _framework_error(error, connection).response
+            return _framework_error(error, connection).respond(connection.scope)
     raise error
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
+from nightingale import __version__
 from nightingale.types import Metrics
 
 NAMESPACE = "nightingale"
@@ -25,6 +27,7 @@ class ServerMetrics:
         histogram = partial(Histogram, namespace=NAMESPACE, registry=self.registry)
         self.gauge = partial(Gauge, namespace=NAMESPACE, registry=self.registry)
         self.requests = counter("requests", "HTTP requests answered.", ("route", "status"))
+        self.rejections = counter("rejections", "Requests answered by an error.", ("reason",))
         self.ttfa = histogram("ttfa_seconds", "Time to first audio of a request.", buckets=SECONDS)
         self.rtf = histogram("rtf", "Seconds of work per second of audio.", buckets=RATIOS)
         self.queue_wait = histogram("queue_wait_seconds", "Time in the queue.", buckets=SECONDS)
@@ -36,6 +39,9 @@ class ServerMetrics:
         self.cancelled = counter("cancelled", "Requests whose client left before the end.")
         self.failed = counter("failed", "Requests that failed after they had started.")
         self.underruns = counter("underruns", "Chunks that were late for real-time playback.")
+        ProcessCollector(registry=self.registry)
+        build = Info("build", "Versions of the server.", namespace=NAMESPACE, registry=self.registry)
+        build.info({"version": __version__, "python": platform.python_version()})
         self.gauge("active_streams", "Requests that are being decoded or wait.").set_function(
             lambda: self.active
         )

@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids and the request log, access control, and limits of request bodies.
+"""ASGI middleware: request ids and the request log, access control, HEAD, and limits of requests.
 
 Browsers let any page send some requests to this machine, and name the page in the header `Origin`.
 Starlette's BaseHTTPMiddleware buffers responses and hides from a route that its client has disconnected.
@@ -30,7 +30,8 @@ log = logging.getLogger("nightingale.server")
 
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Requested every few seconds, so they are logged at DEBUG."""
-UPLOAD_PATH: Final = "/v1/audio/voices"
+UPLOAD_PATHS: Final = ("/v1/audio/voices", "/v1/speech-to-speech/")
+"""The path of an upload, and the beginning of those of recordings that are converted."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status, in logs and counters only: the client disconnected before the first byte was sent."""
 DRAIN_S: Final = 5.0
@@ -43,6 +44,9 @@ KEY_SUBPROTOCOL: Final = "nightingale.key."
 """Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
 are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
 PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+MAX_URL_BYTES: Final = 8192
+LOGGED_PATH_CHARS: Final = 100
+"""If a URL is too long, only this much of its path is logged."""
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: probes, documentation and the page hold no secrets."""
 
@@ -56,6 +60,25 @@ FORBIDDEN_ORIGIN = HttpError(
     403,
     "The request comes from a page of another site. List its origin in the setting cors.",
     code="origin_not_allowed",
+)
+
+FOREIGN_HOST = HttpError(
+    403,
+    "The request names a host that this server, which listens on this machine only, does not serve. "
+    "If a proxy passes it on, list the name in the setting hosts, or set a key.",
+    code="host_not_allowed",
+)
+URL_TOO_LONG = HttpError(
+    414,
+    f"The URL is too long: the limit is {MAX_URL_BYTES} bytes. Send text in the body of a POST request.",
+    code="url_too_long",
+    headers=CLOSE,
+)
+TWO_LENGTHS = HttpError(
+    400,
+    "The request has both Content-Length and Transfer-Encoding.",
+    code="invalid_request",
+    headers=CLOSE,
 )
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -74,6 +97,8 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
         path, log_fields = route_path(scope), dict[str, Any]()
+        too_long = len(scope.get("raw_path") or path) + len(scope["query_string"]) > MAX_URL_BYTES
+        path = f"{path[:LOGGED_PATH_CHARS]}…" if too_long else path
         scope.setdefault("state", {}).update(request_id=request_id, log_fields=log_fields)
         started_s, status = time.perf_counter(), 0
 
@@ -87,18 +112,20 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
             await send(message)
 
         try:
-            await app(scope, receive, send_with_id)
+            await (URL_TOO_LONG if too_long else app)(scope, receive, send_with_id)
         except Exception:
             log.exception("fault", extra={"request_id": request_id, "path": path})
             # After the first byte, the client can only be told by closing the connection.
             if not status:
                 message = f"Internal server error. The log has the details under {request_id}."
-                error = HttpError(500, message, "internal_error")
-                await error.response(scope, receive, send_with_id)
+                await HttpError(500, message, "internal_error")(scope, receive, send_with_id)
         finally:
             status = status or CLIENT_CLOSED_REQUEST
             route = getattr(scope.get("route"), "path", None) or "other"
             metrics.requests.labels(route, str(status)).inc()
+            if (code := scope["state"].get("error_code")) is not None:
+                metrics.rejections.labels(code).inc()
+                log_fields.setdefault("error_code", code)
             line = {"method": scope["method"], "path": path, "status": status}
             line |= {"ms": round(1000 * (time.perf_counter() - started_s), 1), "request_id": request_id}
             log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=line | log_fields)
@@ -107,10 +134,12 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
 
 
 def check_access(app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> ASGIApp:
-    """Refuse requests without a valid key, and those of pages of other sites."""
+    """Refuse requests without a valid key, those of pages of other sites, and those for other hosts."""
 
     def error_of(scope: Scope) -> HttpError | None:
         path, method = route_path(scope), scope.get("method", "WEBSOCKET")
+        if not keys and is_foreign_host(Headers(scope=scope), settings):
+            return FOREIGN_HOST
         if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or method == "OPTIONS":
             return None
         headers = Headers(scope=scope)
@@ -121,7 +150,7 @@ def check_access(app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) 
 
     async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
         error = error_of(scope) if scope["type"] != "lifespan" else None
-        await (app if error is None else error.response)(scope, receive, send)
+        await (app if error is None else error)(scope, receive, send)
 
     return middleware
 
@@ -159,14 +188,45 @@ def is_foreign_origin(headers: Mapping[str, str], settings: ServerSettings) -> b
         return False
     try:
         parts = urlsplit(origin)
-        name, host = parts.hostname, parts.netloc.lower()
+        host = parts.netloc.lower()
     except ValueError:  # such as http://[
         return True
-    if host != headers.get("host", "").lower():
+    return host != headers.get("host", "").lower()
+
+
+def is_foreign_host(headers: Mapping[str, str], settings: ServerSettings) -> bool:
+    """Return whether a site may have resolved its own name to this machine: DNS rebinding.
+
+    A server for this machine only accepts names that cannot resolve to anything else, and those in the setting
+    `hosts`. With keys, any name is harmless.
+    """
+    if not is_loopback(settings.host) or "*" in settings.hosts:
+        return False
+    try:
+        name = urlsplit(f"//{headers.get('host', '')}").hostname
+    except ValueError:  # such as [
         return True
-    # DNS rebinding: a site may resolve its own name to this machine. Without a key, accept only names that
-    # cannot resolve to anything else.
-    return is_loopback(settings.host) and not settings.keys and not is_loopback(name or "")
+    return name is not None and not is_loopback(name) and name not in settings.hosts
+
+
+def answer_head(app: ASGIApp) -> ASGIApp:
+    """Answer HEAD as GET is answered, without the body; FastAPI's routes answer only the methods they name."""
+
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        inner = {**scope, "method": "GET"}
+        try:
+            await app(inner, receive, send_without_body)
+        finally:
+            scope["route"] = inner.get("route")
+
+    return middleware
 
 
 def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
@@ -176,13 +236,19 @@ def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        is_upload = scope["method"] == "POST" and route_path(scope) == UPLOAD_PATH
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:  # proxies may read another length
+            await TWO_LENGTHS(scope, receive, send)
+            return
+        voices, recordings = UPLOAD_PATHS
+        path = route_path(scope)
+        is_upload = scope["method"] == "POST" and (path == voices or path.startswith(recordings))
         limit = settings.max_upload_bytes if is_upload else settings.max_body_bytes
-        length = Headers(scope=scope).get("content-length", "0")
+        length = headers.get("content-length", "0")
         # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.
         if length.isdecimal() and (len(length) > 20 or int(length) > limit):
             await _drain(receive, 2 * limit)
-            await _too_large(limit).response(scope, receive, send)
+            await _too_large(limit)(scope, receive, send)
             return
         received, complete = 0, False
 

@@ -14,7 +14,6 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
@@ -27,11 +26,14 @@ from pydantic_settings import (
 )
 
 from nightingale.errors import ConfigError
+from nightingale.files import default_config
 
 PREFIX = "NIGHTINGALE_"
 ENV_FILE = ".env"
-NOT_SETTINGS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES", "NIGHTINGALE_UPSTREAM_PYTHON"}
+NOT_SETTINGS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES", "NIGHTINGALE_UPSTREAM_PYTHON", "NIGHTINGALE_VOICES"}
 """Variables that other packages read, from the environment only."""
+TABLES = {"say"}
+"""Tables of nightingale.toml that commands other than `serve` read."""
 MIB = 1 << 20
 
 
@@ -77,8 +79,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def default_config() -> Path:
-    return Path(platformdirs.user_config_dir("nightingale")) / "nightingale.toml"
+def setting_name(error: ValidationError) -> str:
+    """Return the name of the first setting that an error is about."""
+    return ".".join(str(part) for part in error.errors()[0]["loc"])
+
+
+def setting_error(error: ValidationError, *, fix: str) -> ConfigError:
+    """Return the error of the first setting whose value is invalid."""
+    first = error.errors()[0]
+    return ConfigError(
+        f"the setting {setting_name(error)!r} has an invalid value",
+        got=repr(first["input"])[:100],
+        allowed=first["msg"],
+        fix=fix,
+    )
 
 
 class ServerSettings(BaseSettings):
@@ -100,15 +114,25 @@ class ServerSettings(BaseSettings):
         None, description="Render text segments whole, or in blocks; default: the model's own."
     )
     offline: bool = Field(False, description="Never use the network.")
+    watermark: bool = Field(False, description="Mark all audio; needs the package resemble-perth.")
     voice: str | None = Field(None, description="Voice for requests that name none.")
     voice_aliases: Annotated[StringMap, AfterValidator(lowercase_aliases)] = Field(
         {}, description="More names for voices, as ALIAS=VOICE; case is ignored."
+    )
+
+    lexicon: Path | None = Field(
+        None, description="A TOML file of words and their respellings, for all requests."
     )
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send; not a flag.")
     api_key_file: Path | None = Field(None, description="File with accepted keys, one per line.")
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
+    hosts: StringList = Field(
+        [],
+        description="Names that a proxy on this machine passes on as Host; * allows any. Needed only for a "
+        "loopback address without a key.",
+    )
 
     slots: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="Requests that are decoded at the same time; default: as many as suit the device."
@@ -149,14 +173,9 @@ class ServerSettings(BaseSettings):
         try:
             loaded: Self = located(**{key: value for key, value in flags.items() if value is not None})
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(
-                f"the setting {name!r} has an invalid value",
-                got=repr(first["input"])[:100],
-                allowed=first["msg"],
-                fix=f"Correct --{name.replace('_', '-')}, {PREFIX}{name.upper()} or {name} in {path}.",
-            ) from error
+            name = setting_name(error)
+            fix = f"Correct --{name.replace('_', '-')}, {PREFIX}{name.upper()} or {name} in {path}."
+            raise setting_error(error, fix=fix) from error
         except ValueError as error:
             raise ConfigError(
                 "the configuration file is not valid TOML", got=str(error), fix=f"Correct {path}."
@@ -217,5 +236,7 @@ def unknown_keys(config: Path | None = None) -> list[str]:
     found += [f"{name} in {ENV_FILE}" for name in dotenv if name.startswith(PREFIX) and name not in names]
     path = config or default_config()
     if path.is_file():
-        found += [f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known]
+        found += [
+            f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known | TABLES
+        ]
     return sorted(found)

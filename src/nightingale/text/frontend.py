@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from nightingale.errors import ConfigError, TextTooLong
+from nightingale.text.multilingual import normalize
 from nightingale.text.punctuation import empty_text
-from nightingale.text.tokenizer import EnglishTokenizer, MultilingualTokenizer, TextTokenizer, TurboTokenizer
+from nightingale.text.sound_tags import SOUND_TAGS
+from nightingale.text.tokenizer import (
+    EnglishTokenizer,
+    MultilingualTokenizer,
+    TextTokenizer,
+    TurboTokenizer,
+    VocabularyTokenizer,
+)
 
 ENGLISH_FILE: Final = "tokenizer.json"
 MULTILINGUAL_FILE: Final = "grapheme_mtl_merged_expanded_v1.json"
@@ -24,11 +32,25 @@ class Frontend:
     tokenizer: TextTokenizer
     spell_out: Callable[[str], str] | None = None
     """Writes digits and symbols as words; None where the model was trained without such a step."""
+    spell_numbers: Callable[[str, str], str] | None = None
+    """Writes numbers and abbreviations out in the words of a language, given its code; upstream has no such step."""
     max_chars: int = MAX_CHARS
+    family: str = "this model"
+    """The name of the model family, for messages."""
+    lacks: Callable[[str], bool] | None = None
+    """Returns whether the vocabulary lacks a character; None where it lacks none."""
+    tags: tuple[str, ...] = ()
+    """Tags such as [laugh] that are single tokens of the vocabulary."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         """Return the text ids, without start and stop."""
         return self.tokenizer.encode(self.prepare(text), language)
+
+    def spell(self, text: str, language: str | None) -> str:
+        """Return the text with numbers, symbols and abbreviations in words, as far as the model has that step."""
+        if self.spell_out is not None:
+            return self.spell_out(text)
+        return self.spell_numbers(text, language) if self.spell_numbers and language else text
 
     def prepare(self, text: str) -> str:
         """Return the text as it will be spoken.
@@ -50,7 +72,7 @@ class Frontend:
         return spoken
 
 
-TOKENIZERS: Final[Mapping[str, Callable[[Path], TextTokenizer]]] = {
+TOKENIZERS: Final[Mapping[str, Callable[[Path], VocabularyTokenizer]]] = {
     "english": lambda folder: EnglishTokenizer(folder / ENGLISH_FILE),
     "multilingual": lambda folder: MultilingualTokenizer(folder / MULTILINGUAL_FILE),
     "turbo": TurboTokenizer,
@@ -69,4 +91,14 @@ def open_frontend(family: str, folder: Path, *, max_chars: int = MAX_CHARS) -> F
     if family == "wren":
         # Late, because its patterns take time to compile and no other family needs them.
         from nightingale.text.english import normalize as spell_out
-    return Frontend(tokenizer=TOKENIZERS[family](folder), spell_out=spell_out, max_chars=max_chars)
+    tokenizer = TOKENIZERS[family](folder)
+    spell_numbers = normalize if family == "multilingual" else None
+    return Frontend(
+        tokenizer=tokenizer,
+        spell_out=spell_out,
+        spell_numbers=spell_numbers,
+        max_chars=max_chars,
+        family=family,
+        lacks=getattr(tokenizer, "lacks", None),
+        tags=tuple(filter(tokenizer.has_token, SOUND_TAGS)),
+    )

@@ -18,12 +18,12 @@ LANGUAGES: Final = {
 
 
 def check_language(code: str, known: Iterable[str] = tuple(LANGUAGES)) -> str:
-    """Return the code in lower case, or raise `UnsupportedLanguage` if it is not one of `known`."""
+    """Return the code in lower case without a region (pt-BR is pt), or raise UnsupportedLanguage."""
     allowed = sorted(known)
-    if code.lower() in allowed:
-        return code.lower()
-    # The closest code to a regional tag (pt-BR), a name (French) or a misspelling (fre).
     base = code.lower().replace("_", "-").split("-")[0].strip()
+    if base in allowed:
+        return base
+    # The closest code to a name (French) or a misspelling (fre).
     names = {LANGUAGES[known].lower(): known for known in allowed if known in LANGUAGES}
     found = get_close_matches(base, [*allowed, *names], n=1, cutoff=0.6)
     raise UnsupportedLanguage(

@@ -11,7 +11,8 @@ import re
 from functools import cache
 from typing import Final
 
-from nightingale.text.tables import word_list, word_map
+from nightingale.text.multilingual.language_data import continuing_abbreviations
+from nightingale.text.tables import word_list
 
 STOPS: Final = ".!?…‽؟۔։።፧။។"
 """Marks that end a sentence if a space follows."""
@@ -183,5 +184,4 @@ def is_abbreviation(text: str, match: re.Match[str], language: str | None, follo
 
 @cache
 def _abbreviations(language: str | None) -> frozenset[str]:
-    own = word_map("language_abbreviations").get(language or "", "")
-    return frozenset((*word_list("abbreviations"), *own.split()))
+    return frozenset((*word_list("abbreviations"), *continuing_abbreviations(language or "en")))

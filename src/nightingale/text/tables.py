@@ -1,18 +1,20 @@
-"""Access to `tables.json`: the words of English normalization, and abbreviations of all languages."""
+"""Access to the tables of words: `tables.json`, and `notation.json` for technical notation."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+FILES: Final = ("tables.json", "notation.json")
 
 
 @cache
 def _tables() -> dict[str, Any]:
     # Not importlib.resources, which takes longer to import than this file to read.
-    text = Path(__file__).with_name("tables.json").read_text(encoding="utf-8")
-    return {name: table["words"] for name, table in json.loads(text).items()}
+    texts = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in FILES)
+    return {name: table["words"] for text in texts for name, table in json.loads(text).items()}
 
 
 def word_map(name: str) -> dict[str, Any]:

@@ -30,6 +30,19 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, language: str | None = None) -> list[int]:
         """Return the ids of a text, without start and stop."""
 
+    def encode_words(self, text: str, language: str | None = None) -> list[tuple[str, int]]:
+        """Return the words of a text as the vocabulary reads them, and the number of ids of each.
+
+        A space belongs to the word after it, so the numbers add up to those of `encode`.
+        """
+
+
+class VocabularyTokenizer(TextTokenizer, Protocol):
+    """The interface of the tokenizers of real models, which have a vocabulary."""
+
+    def has_token(self, token: str) -> bool:
+        """Return whether the vocabulary has this token."""
+
 
 class EnglishTokenizer:
     """Case-sensitive BPE with [SPACE]: the vocabulary of the English model and of wren."""
@@ -42,6 +55,16 @@ class EnglishTokenizer:
             check_language(language, ("en",))
         return self._bpe.encode(normalize_punctuation(text, ENGLISH).replace(" ", SPACE))
 
+    def encode_words(self, text: str, language: str | None = None) -> list[tuple[str, int]]:  # noqa: ARG002
+        return _encode_words(self._bpe, normalize_punctuation(text, ENGLISH), SPACE)
+
+    def lacks(self, character: str) -> bool:
+        """Return whether a character has no id of its own."""
+        return _lacks(self._bpe, normalize_punctuation(f"a{character}", ENGLISH))
+
+    def has_token(self, token: str) -> bool:
+        return self._bpe.token_to_id(token) is not None
+
 
 class MultilingualTokenizer:
     """Lower-case decomposed graphemes after a language tag. Language packages are opened on first use."""
@@ -53,11 +76,15 @@ class MultilingualTokenizer:
         self._lock = threading.Lock()
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
+        return self._bpe.encode(self._prepare(text, language).replace(" ", SPACE))
+
+    def encode_words(self, text: str, language: str | None = None) -> list[tuple[str, int]]:
+        return _encode_words(self._bpe, self._prepare(text, language), SPACE)
+
+    def _prepare(self, text: str, language: str | None) -> str:
         code = check_language(language) if language else None
         prepared = normalize("NFKD", normalize_punctuation(text, MULTILINGUAL).lower())
-        if code:
-            prepared = f"[{code}]{self._apply_step(prepared, code)}"
-        return self._bpe.encode(prepared.replace(" ", SPACE))
+        return f"[{code}]{self._apply_step(prepared, code)}" if code else prepared
 
     def _apply_step(self, text: str, code: str) -> str:
         if code not in STEPS:
@@ -66,6 +93,15 @@ class MultilingualTokenizer:
             if code not in self._steps:
                 self._steps[code] = STEPS[code](self._folder)
             return self._steps[code](text)
+
+    def lacks(self, character: str) -> bool:
+        """Return whether a character has no id of its own. Languages with a step may spell it."""
+        return _lacks(
+            self._bpe, normalize("NFKD", normalize_punctuation(f"a{character}", MULTILINGUAL).lower())
+        )
+
+    def has_token(self, token: str) -> bool:
+        return self._bpe.token_to_id(token) is not None
 
 
 class TurboTokenizer:
@@ -98,6 +134,17 @@ class TurboTokenizer:
             check_language(language, ("en",))
         return self._bpe.encode(normalize_punctuation(text, TURBO))
 
+    def has_token(self, token: str) -> bool:
+        return self._bpe.token_to_id(token) is not None
+
+    def encode_words(self, text: str, language: str | None = None) -> list[tuple[str, int]]:  # noqa: ARG002
+        return _encode_words(self._bpe, normalize_punctuation(text, TURBO), " ")
+
+
+def _encode_words(bpe: BPETokenizer, prepared: str, space: str) -> list[tuple[str, int]]:
+    first, *rest = prepared.split(" ")
+    return [(first, len(bpe.encode(first))), *((word, len(bpe.encode(space + word))) for word in rest)]
+
 
 def _sound_tags(ids: dict[str, int], flags: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of the added tags in the order of their ids, with the flags of the tokenizer config."""
@@ -105,6 +152,10 @@ def _sound_tags(ids: dict[str, int], flags: dict[str, Any]) -> list[dict[str, An
         {**flags.get(str(number), {}), "content": content, "id": number, "normalized": True}
         for content, number in sorted(ids.items(), key=lambda item: item[1])
     ]
+
+
+def _lacks(bpe: BPETokenizer, text: str) -> bool:
+    return bpe.token_to_id("[UNK]") in bpe.encode(text.replace(" ", SPACE))
 
 
 def _read_bpe(path: Path) -> BPETokenizer:

@@ -16,12 +16,12 @@ from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
 
-def enrolled(clip: Path, family: str, fingerprint: str, make: Callable[[], Voice]) -> Voice:
-    """Return the voice of a clip from the cache, or make it and cache it."""
+def enrolled(clip: Path | bytes, family: str, fingerprint: str, make: Callable[[], Voice]) -> Voice:
+    """Return the voice of a clip, a file or its contents, from the cache, or make it and cache it."""
     try:
-        contents = clip.read_bytes()
+        contents = clip if isinstance(clip, bytes) else clip.read_bytes()
     except OSError as error:
-        got = f"{error.strerror or error} for {clip}"
+        got = f"{error.strerror or error} for {error.filename}"
         raise BadReference("the reference clip cannot be read", got=got, fix="Check the path.") from error
     digest = hashlib.sha256(hashlib.sha256(contents).digest())
     digest.update(f"|{family}|{fingerprint}".encode())

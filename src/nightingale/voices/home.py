@@ -1,15 +1,29 @@
-"""Folders of voices on this machine. NIGHTINGALE_HOME overrides the platform's own folders."""
+"""Folders of voices on this machine. NIGHTINGALE_HOME overrides the platform's own folders.
+
+NIGHTINGALE_VOICES is a folder that several machines share, or the URL of one in an object store (remote_voices.py).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import platformdirs
 
 
+def voices_url() -> str | None:
+    """Return the URL of the folder of voices, such as s3://bucket/voices; None if it is a local folder."""
+    shared = os.environ.get("NIGHTINGALE_VOICES", "")
+    return shared if "://" in shared else None
+
+
 def voices_folder() -> Path:
-    """Return the folder of the voices that the user added."""
+    """Return the folder of the voices that the user added; for a URL, the folder of their local copies."""
+    if (url := voices_url()) is not None:
+        return cache_folder().with_name(f"voices-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
+    if shared := os.environ.get("NIGHTINGALE_VOICES"):
+        return Path(shared).expanduser()
     root = os.environ.get("NIGHTINGALE_HOME") or platformdirs.user_data_dir("nightingale")
     return Path(root).expanduser() / "voices"
 

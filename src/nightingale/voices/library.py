@@ -1,5 +1,7 @@
 """Voices by name: the user's folder first, then the voices of the model.
 
+Several processes and machines may share the user's folder: each lookup reads it, and a name is created atomically.
+
 Those are the package's, unless the model was loaded from a folder that has voices of its own: then `came_with`
 is that folder, and the package's voices, which were made for other weights, are not used. Listing reads only
 file headers.
@@ -17,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 
 from nightingale.errors import OutputError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.files import write_whole
-from nightingale.voices.home import builtin_folder, voices_folder
-from nightingale.voices.voice import Voice
+from nightingale.voices.home import builtin_folder, voices_folder, voices_url
+from nightingale.voices.remote_voices import RemoteVoices, remote_voices
+from nightingale.voices.voice import Voice, file_contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ def is_name(text: str) -> bool:
 
 def entries(came_with: Path | None = None) -> list[Entry]:
     """Return all voices by name; a user's voice hides a built-in one of the same name."""
+    if (remote := _remote()) is not None:
+        remote.refresh_all()
     found: dict[str, Entry] = {}
     for folder, builtin in ((came_with or builtin_folder(), True), (voices_folder(), False)):
         for path in folder.glob("*.safetensors"):
@@ -71,6 +76,8 @@ def find(name: str, came_with: Path | None = None) -> Path:
 
 def locate(name: str, came_with: Path | None = None) -> Path | None:
     """Return the file of a named voice, or None if there is none."""
+    if is_name(name) and (remote := _remote()) is not None:
+        remote.refresh(name)
     folders = (voices_folder(), came_with or builtin_folder())
     paths = (folder / f"{name}.safetensors" for folder in folders if is_name(name))
     return next((path for path in paths if path.is_file()), None)
@@ -83,14 +90,8 @@ def load(name: str, came_with: Path | None = None) -> Voice:
 def check_free(name: str) -> None:
     """Raise VoiceExists if a voice has the name: it would be lost, or hidden if it is built in."""
     _check(name)
-    if (path := locate(name)) is None:
-        return
-    added = path.parent == voices_folder()
-    raise VoiceExists(
-        "a voice of that name exists",
-        got=repr(name) if added else f"{name!r}, which is built in",
-        fix="Choose another name, or say --replace to have yours in its place.",
-    )
+    if (path := locate(name)) is not None:
+        raise _taken(name, added=path.parent == voices_folder())
 
 
 def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
@@ -104,7 +105,14 @@ def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
     except OSError as error:
         fix = "Set NIGHTINGALE_HOME to a writable folder."
         raise OutputError("the voice folder could not be made", got=str(error), fix=fix) from error
-    dataclasses.replace(voice, name=name).save(path)
+    contents = file_contents(dataclasses.replace(voice, name=name))
+    try:
+        if (remote := _remote()) is not None:
+            remote.create(name, contents, replace=replace)
+        else:
+            write_whole(path, contents, replace=replace)
+    except FileExistsError as error:  # another process has added it since the check
+        raise _taken(name, added=True) from error
     return path
 
 
@@ -114,12 +122,28 @@ def remove(name: str, came_with: Path | None = None) -> None:
     if path.parent != voices_folder():
         fix = "See `nightingale voices list`."
         raise VoiceError("built-in voices stay", got=repr(name), allowed="a voice that was added", fix=fix)
-    path.unlink()
+    if (remote := _remote()) is not None:
+        remote.remove(name)
+    path.unlink(missing_ok=True)  # two requests may delete it at the same time
 
 
 def export(name: str, out: Path) -> None:
     """Copy a voice's file to `out`."""
     write_whole(out, find(name).read_bytes())
+
+
+def _remote() -> RemoteVoices | None:
+    """Return the store of the user's voices, unless it is a local folder."""
+    url = voices_url()
+    return None if url is None else remote_voices(url, voices_folder())
+
+
+def _taken(name: str, *, added: bool) -> VoiceExists:
+    return VoiceExists(
+        "a voice of that name exists",
+        got=repr(name) if added else f"{name!r}, which is built in",
+        fix="Choose another name, or say --replace to have yours in its place.",
+    )
 
 
 def _check(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_safetensors
 
 from nightingale.errors import VoiceError
-from nightingale.files import write_whole
+from nightingale.files import as_path, write_whole
 from nightingale.voices.conds import read_tensors
 
 FORMAT: Final = "nightingale-voice"
@@ -64,6 +65,11 @@ class Voice:
     def __hash__(self) -> int:
         return hash(self.content_hash)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not numpy's way, which forgets that the arrays are read-only.
+        parts = {key: getattr(self, key) for key in ("name", "family", "provenance", *_ARRAYS)}
+        return partial(Voice.checked, **parts), ()
+
     @classmethod
     def checked(
         cls,
@@ -107,14 +113,12 @@ class Voice:
 
     def save(self, path: Path | str) -> None:
         """Write the voice as safetensors, atomically."""
-        metadata = {"format": FORMAT, "version": FORMAT_VERSION}
-        metadata |= {key: getattr(self, key) for key in ("name", "family", "provenance", "content_hash")}
-        write_whole(Path(path), to_safetensors({key: getattr(self, key) for key in _ARRAYS}, metadata))
+        write_whole(as_path(path), file_contents(self))
 
     @classmethod
     def load(cls, path: Path | str) -> Voice:
         """Read a voice file; raise VoiceError if it is damaged or something else."""
-        path = Path(path)
+        path = as_path(path)
         try:
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
@@ -139,7 +143,7 @@ class Voice:
     @classmethod
     def from_conds_pt(cls, path: Path | str, *, family: str, name: str = "default") -> Voice:
         """Read upstream's built-in voice; raise VoiceError if the file is damaged or something else."""
-        path = Path(path)
+        path = as_path(path)
         try:
             conds = read_tensors(path)
             t3, flow = conds["t3"], conds["gen"]
@@ -156,6 +160,13 @@ class Voice:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             allowed = "upstream's conds.pt: t3 and gen dictionaries"
             raise _bad(str(path), _first_line(error), allowed) from error
+
+
+def file_contents(voice: Voice) -> bytes:
+    """Return the contents of a voice's file."""
+    metadata = {"format": FORMAT, "version": FORMAT_VERSION}
+    metadata |= {key: getattr(voice, key) for key in ("name", "family", "provenance", "content_hash")}
+    return to_safetensors({key: getattr(voice, key) for key in _ARRAYS}, metadata)
 
 
 def _check_sizes(name: str, family: str, parts: dict[str, NDArray[Any]]) -> None:

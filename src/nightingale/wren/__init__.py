@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,12 @@ SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, 
 def folder() -> Path:
     """Return the folder of the packaged copy."""
     return Path(__file__).parent
+
+
+def default_voice() -> str | None:
+    """Return the name of the voice of requests that name none; None if this copy has no card."""
+    card = folder() / FILES["card"]
+    return json.loads(card.read_text(encoding="utf-8")).get("default_voice") if card.is_file() else None
 
 
 def missing(place: Path) -> list[str]:

@@ -1,9 +1,11 @@
-"""The price of MLX's lower precisions for wren: errors of T3's logits, and words that recognizers get wrong.
+"""Wren by MLX beside wren by PyTorch: errors of T3's logits, CPU time, and words that recognizers get wrong.
 
     python -m nightingale_lab.bench.mlx_precisions [--sentences 100] [--recognizers tiny,moonshine]
 
-T3 decodes on MLX in each precision. The renderer is ONNX Runtime's, unless its precision is the subject. Needs the
-judges (`make judges`); `--sentences 0` measures logits only.
+Wren speaks the same sentences with the same seeds by PyTorch in float32, then by MLX: T3 in each precision, flow and
+vocoder in float32 unless their precision is the subject. CPU time is that of all threads, over the seconds of audio;
+on a Mac the GPU's time is not in it. Needs the judges (`make judges`) unless there are no recognizers
+(`--recognizers ""`); `--sentences 0` measures logits only.
 """
 
 from __future__ import annotations
@@ -11,91 +13,48 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Final
 
-import mlx.core as mx
-import numpy as np
+import soundfile
 
-from nightingale.backends.mlx.arrays import runs_on_gpu
-from nightingale.backends.mlx.t3.t3_network import MlxT3
-from nightingale.backends.mlx.t3.transformer import Precision
-from nightingale.backends.mlx.weight_files import t3_weights
+from nightingale.backends.mlx.capabilities import missing_reason
 from nightingale.backends.profiles import PROFILES, Preference
-from nightingale.decoding.decoding import Prompt
-from nightingale.engine.load import Model, load_model
+from nightingale.engine.load import load_model
 from nightingale.engine.tts import TTS
+from nightingale.errors import DeviceError
 from nightingale_lab.bench.judges.client import judges_python
-from nightingale_lab.bench.quality import ask_with, measure
+from nightingale_lab.bench.quality import Clip, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
 from nightingale_lab.bench.wren import render
 
 LIMITS: Final = {"int8": 0.02, "int4": 0.15}
 """Largest RMS error of the logits over their spread."""
-SENTENCE: Final = "The birds were singing before anyone in the house was awake."
-TOKENS: Final = 12
-"""Speech tokens after which logits are compared."""
+MLX: Final = Preference("mlx", "float32")
 SPOKEN: Final = {
-    "float32": ("float32", Preference("onnx", "int8")),
-    "int8": ("int8", Preference("onnx", "int8")),
-    "int4": ("int4", Preference("onnx", "int8")),
-    "float32, renderer in float16": ("float32", Preference("mlx", "float16")),
+    "PyTorch float32": (Preference("torch", "float32"), Preference("torch", "float32")),
+    "MLX float32": (MLX, MLX),
+    "MLX int8": (Preference("mlx", "int8"), MLX),
+    "MLX int4": (Preference("mlx", "int4"), MLX),
+    "MLX float32, renderer in float16": (MLX, Preference("mlx", "float16")),
 }
+"""Name -> preferences for T3, and for flow and vocoder."""
 
 
-def wren_t3(precision: Precision) -> tuple[Model, MlxT3]:
-    model = load_model("wren", offline=True, options={})
-    return model, MlxT3(model.info.preset.t3, t3_weights(model.source), precision)
-
-
-def logits_after(model: Model, t3: MlxT3, tokens: Sequence[int]) -> np.ndarray:
-    """Return the logits (1 + tokens, vocab) after a sentence and after each of its speech tokens."""
-    assert model.default_voice is not None
-    text_ids = model.frontend.encode(SENTENCE, None)
-    prompt = Prompt(
-        text=SENTENCE, text_ids=text_ids, voice=model.default_voice, exaggeration=0.0, guided=False
-    )
-    x = t3.embed_prompt(prompt, max_new_tokens=100)
-    if tokens:
-        count = len(tokens)
-        x = mx.concatenate([x, t3.embed_speech(mx.array(list(tokens)), mx.arange(count))[None]], axis=1)
-    hidden, _ = t3.backbone.read(x, t3.backbone.new_caches(1, 256))
-    logits: np.ndarray = np.array(t3.head(hidden[:, -(1 + len(tokens)) :]).astype(mx.float32))[0]
-    return logits
-
-
-@cache
-def exact_logits() -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the logits in float32, and the first speech tokens of the sentence, the most likely ones."""
-    model, t3 = wren_t3(Precision(mx.float32))
-    tokens: list[int] = []
-    for _ in range(TOKENS):
-        tokens.append(int(logits_after(model, t3, tokens)[-1].argmax()))
-    return logits_after(model, t3, tokens), tuple(tokens)
-
-
-def logit_error(precision: str) -> float:
-    """Return the RMS error of wren's logits against float32, over their spread, while it speaks a sentence."""
-    exact, tokens = exact_logits()
-    error = logits_after(*wren_t3(Precision.named(precision, gpu=runs_on_gpu())), tokens) - exact
-    return float(np.sqrt(np.square(error).mean()) / exact.std())
-
-
-def word_errors(name: str, lines: list[str], recognizers: list[str], folder: Path) -> dict[str, float]:
-    """Return the share of wrong words, in percent, by recognizer."""
-    decoder, renderer = SPOKEN[name]
-    profile = replace(
-        PROFILES["balanced"], name=name, decoder=(Preference("mlx", decoder),), renderer=(renderer,)
-    )
-    with TTS.over(load_model("wren", offline=True, options={}), profile, device="mlx") as tts:
+def speak(name: str, lines: list[str], folder: Path) -> tuple[list[Clip], float]:
+    """Return the recordings, and the CPU time per second of audio."""
+    asked = SPOKEN[name]
+    profile = replace(PROFILES["balanced"], name=name, decoder=asked[:1], renderer=asked[1:])
+    device = "mlx" if MLX in asked else "cpu"
+    with TTS.over(load_model("wren", offline=True, options={}), profile, device=device) as tts:
         used = [(choice.backend.name, choice.precision) for choice in tts.plan.choices]
-        assert used == [("mlx", decoder), (renderer.backend, renderer.precision)], used
+        assert used == [(one.backend, one.precision) for one in asked], used
+        started = time.process_time()
         clips, _ = render(tts, lines, folder)
-    quality = measure(clips, ask_with(judges_python()), recognizers)
-    return {one: 100 * (quality.wer(one) or 0.0) for one in recognizers}
+        cpu_s = time.process_time() - started
+    return clips, cpu_s / sum(soundfile.info(clip.wav).duration for clip in clips)
 
 
 def main() -> None:
@@ -104,6 +63,11 @@ def main() -> None:
     parser.add_argument("--recognizers", default="tiny,moonshine")
     parser.add_argument("--only", nargs="*", default=list(SPOKEN), choices=list(SPOKEN))
     asked = parser.parse_args()
+    if (reason := missing_reason()) is not None:
+        raise DeviceError("MLX cannot be used", got=reason)
+    # After `missing_reason`, which loads a fast BLAS: the first import of MLX decides which one it uses.
+    from nightingale_lab.bench.mlx_logits import logit_error
+
     for precision, limit in LIMITS.items():
         error = 100 * logit_error(precision)
         _tell(f"logits in {precision}: {error:.2f} % of their spread, at most {100 * limit:g} %")
@@ -111,10 +75,19 @@ def main() -> None:
     reference: dict[str, float] = {}
     for name in asked.only if lines else ():
         with tempfile.TemporaryDirectory() as folder:
-            rates = word_errors(name, lines, recognizers, Path(folder))
+            clips, cpu_time = speak(name, lines, Path(folder))
+            rates = {"CPU time": cpu_time}
+            if asked.recognizers:
+                quality = measure(clips, ask_with(judges_python()), recognizers)
+                rates |= {one: 100 * (quality.wer(one) or 0.0) for one in recognizers}
         reference = reference or rates
-        told = (f"{one} {rates[one]:.2f} % ({rates[one] - reference[one]:+.2f})" for one in recognizers)
-        _tell(f"wrong words, {len(lines)} sentences, {name}: {', '.join(told)}")
+        words = [
+            f"{one} {rates[one]:.2f} % ({rates[one] - reference[one]:+.2f})"
+            for one in rates
+            if one != "CPU time"
+        ]
+        told = f"CPU time {cpu_time:.2f} ({cpu_time / reference['CPU time']:.2f} times the first)"
+        _tell(f"{len(lines)} sentences, {name}: {', '.join([told, *words])}")
 
 
 def _tell(line: str) -> None:

@@ -13,12 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
+from itertools import groupby
 
 import jiwer
 from rapidfuzz.fuzz import ratio
 
 from nightingale.text.english import normalize as speak_english
 
+SAME_WORDS = 80.0
+"""Words whose letters agree to this percentage are the same, spelled otherwise."""
+NEAR_WORDS = 6
+"""A repeated word is one of so many before or after it."""
 APOSTROPHES = str.maketrans("’‘ʼ`", "''''")
 
 
@@ -77,32 +82,40 @@ def compare(expected: str, transcript: str, language: str = "en") -> Comparison:
 
 
 def skipped_or_repeated(expected: str, transcripts: Sequence[str], language: str = "en") -> int:
-    """Count the words that every transcript lacks, or adds at the same place.
+    """Count the words that every transcript lacks, or repeats at the same place.
 
-    One recognizer alone is no proof: each of them misses words that were spoken.
+    One recognizer alone is no proof: each of them misses words that were spoken. Words that are only spelled
+    otherwise, joined or split ("river bank", "riverbank") are neither.
     """
-    agreed = [_omissions_and_additions(expected, transcript, language) for transcript in transcripts]
+    agreed = [_omissions_and_repetitions(expected, transcript, language) for transcript in transcripts]
     return reduce(operator.and_, agreed).total() if agreed else 0
 
 
-def _omissions_and_additions(expected: str, transcript: str, language: str) -> Counter[tuple[str, int, str]]:
-    """Return (kind, place in the expected text, word) of each."""
+def _omissions_and_repetitions(
+    expected: str, transcript: str, language: str
+) -> Counter[tuple[str, int, str]]:
+    """Return (kind, place in the expected text, expected word) of each."""
     found = jiwer.process_words(_words(expected, language), _words(transcript, language))
     words, recognized = found.references[0], found.hypotheses[0]
-    return Counter(
-        place
-        for chunk in found.alignments[0]
-        for place in (
-            [("delete", at, words[at]) for at in range(chunk.ref_start_idx, chunk.ref_end_idx)]
-            if chunk.type == "delete"
-            else [
-                ("insert", chunk.ref_start_idx, word)
-                for word in recognized[chunk.hyp_start_idx : chunk.hyp_end_idx]
-            ]
-            if chunk.type == "insert"
-            else []
-        )
-    )
+    result: Counter[tuple[str, int, str]] = Counter()
+    for _, run in groupby(found.alignments[0], key=lambda chunk: chunk.type == "equal"):
+        chunks = list(run)
+        spelled = "".join(words[chunks[0].ref_start_idx : chunks[-1].ref_end_idx])
+        recognized_letters = "".join(recognized[chunks[0].hyp_start_idx : chunks[-1].hyp_end_idx])
+        if ratio(spelled, recognized_letters) >= SAME_WORDS:
+            continue
+        for chunk in chunks:
+            if chunk.type == "delete":
+                result.update(
+                    ("skipped", at, words[at]) for at in range(chunk.ref_start_idx, chunk.ref_end_idx)
+                )
+            elif chunk.type == "insert":
+                near = words[max(0, chunk.ref_start_idx - NEAR_WORDS) : chunk.ref_start_idx + NEAR_WORDS]
+                for word in recognized[chunk.hyp_start_idx : chunk.hyp_end_idx]:
+                    same = max(near, key=lambda other: ratio(word, other), default="")
+                    if ratio(word, same) >= SAME_WORDS:
+                        result[("repeated", chunk.ref_start_idx, same)] += 1
+    return result
 
 
 def _tails(expected: str, transcript: str) -> tuple[list[str], list[str]]:

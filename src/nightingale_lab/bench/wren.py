@@ -1,6 +1,7 @@
 """Measure the table of wren's model card: a table, then one line of JSON, which is stored.
 
     python -m nightingale_lab.bench.wren [FOLDER] [--parts default,voices] [--references DIR] [--every 10]
+        [--hibari DIR] [--readers DIR]
 
 FOLDER is what `nightingale train export` wrote (default: the model in the package). Sentences are synthesized
 one by one, each with its own seed, then judged. References are recordings of the teacher's voices,
@@ -9,7 +10,9 @@ one by one, each with its own seed, then judged. References are recordings of th
     default     200 sentences, default voice
     voices      some of them in every voice
     varied      500 texts of 1 to 60 words: defects, and words that were skipped or repeated
-    hard        spelled letters, digits, names, single words and long sentences, with two seeds each
+    hard        spelled letters, digits, names, single words and long sentences, with two seeds each; with
+                --hibari, the folder of its unpacked wheel, the teacher speaks them too
+    clones      with --readers, a folder of recordings for each reader: clones of people, and the voice encoder
     questions   the final pitch of 40 sentences with a question mark over that with a period
     speed       real-time factor, first audio, cold start
 """
@@ -23,59 +26,32 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from nightingale.clocks import CLOCKS
+import numpy as np
+from numpy.typing import NDArray
+
+from nightingale.audio.read import read_audio
+from nightingale.audio.resample import resample
+from nightingale.backends.torch.weights import load_voice_encoders
+from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine import TTS
-from nightingale_lab.bench import script
+from nightingale_lab import reference
+from nightingale_lab.bench import clones, script
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.pitch import final_semitones
-from nightingale_lab.bench.quality import Clip, Quality, ask_with, measure
+from nightingale_lab.bench.quality import Ask, Clip, Quality, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.bench.wer import skipped_or_repeated
+from nightingale_lab.bench.wren_goals import RECOGNIZERS, Speed, TableResults, goals, table
 
 KIND = "wren"
 CARD = "card.json"
 SENTENCE = "The birch canoe slid on the smooth planks."
 TINY_SENTENCES = 2
-RECOGNIZERS = ("tiny", "base")
 HARD_SEEDS = (1, 2)
-TEACHER_HARD_PERCENT = 18.0
-"""Hard prompts in which Whisper base has an error when hibari, the teacher, speaks: 9 of every fourth, 50."""
-RISE_SEMITONES = 1.5
-"""A question that ends this much higher than its statement is recognizable as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """Medians over sentences, in a warm process."""
-
-    real_time_factor: float
-    first_audio_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """One row of the table."""
-
-    what: str
-    reached: float | None
-    must: float
-    aim: float
-    form: str = ".2f"
-    higher: bool = False
-    """True if more is better."""
-
-    @property
-    def verdict(self) -> str:
-        if self.reached is None:
-            return "not measured"
-        sign = 1 if self.higher else -1
-        must, aim = (sign * (self.reached - bound) >= 0 for bound in (self.must, self.aim))
-        return "aim" if aim else "must" if must else "missed"
+CLONE_SENTENCES = 3
 
 
 def render(
@@ -92,7 +68,6 @@ def render(
 
     seed: of all lines; without it, each has its number.
     """
-    import numpy as np
     import soundfile
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +89,47 @@ def render(
         on_clip(number + 1, len(lines))
     speed = Speed(real_time_factor=statistics.median(factors), first_audio_ms=statistics.median(firsts))
     return clips, speed
+
+
+def render_teacher(lines: Sequence[str], hibari: Path, folder: Path, *, seed: int) -> list[Clip]:
+    """Let hibari speak the lines, after the same text front end."""
+    import soundfile
+
+    from nightingale.text.english import normalize
+    from nightingale_lab.train.teachers.hibari import HibariTeacher
+
+    teacher = HibariTeacher(hibari)
+    folder.mkdir(parents=True, exist_ok=True)
+    clips = []
+    for number, line in enumerate(lines):
+        ids = [teacher.ids(phonemes) for phonemes in teacher.phonemes(normalize(line))]
+        samples = [teacher.speak_ids(each, seed=seed).numpy() for each in ids]
+        path = folder / f"{number:03d}.wav"
+        soundfile.write(path, np.concatenate(samples), CLOCKS.sample_rate_hz, subtype="PCM_16")
+        clips.append(Clip(wav=path, text=line))
+    return clips
+
+
+def measure_people(
+    tts: TTS, model: Path | None, readers: Path, lines: Sequence[str], folder: Path, ask: Ask
+) -> tuple[clones.CloneReport, clones.EncoderReport]:
+    """Clone every reader of a folder, and compare the voice encoder with its teacher."""
+    import torch
+
+    found = clones.readers_in(readers)
+    encoder = load_voice_encoders(reference.load(model).source).voice_encoder
+
+    def embed(path: Path) -> NDArray[np.float32]:
+        samples, rate_hz = read_audio(path)
+        vector: NDArray[np.float32] = encoder.embed(
+            torch.from_numpy(resample(samples, rate_hz, ANALYSIS_RATE_HZ))
+        ).numpy()
+        return vector
+
+    def speak(name: str, clip: Path) -> list[Path]:
+        return [made.wav for made in render(tts, lines, folder / name, voice=clip)[0]]
+
+    return clones.compare_clones(speak, found, ask), clones.compare_encoder(embed, found, ask)
 
 
 def rises(tts: TTS, lines: Sequence[str], folder: Path) -> list[float]:
@@ -139,23 +155,6 @@ def rises(tts: TTS, lines: Sequence[str], folder: Path) -> list[float]:
     return found
 
 
-def skipped_per_10000(report: Quality) -> float | None:
-    """Return the words that both recognizers miss, or recognize twice, in 10,000."""
-    clips = [clip for clip in report.clips if all(name in clip.words for name in RECOGNIZERS)]
-    words = sum(clip.words[RECOGNIZERS[0]].words for clip in clips)
-    errors = sum(
-        skipped_or_repeated(clip.clip.text, [clip.transcripts[name] for name in RECOGNIZERS])
-        for clip in clips
-    )
-    return 10_000 * errors / words if words else None
-
-
-def share_with_errors(report: Quality, recognizer: str) -> float | None:
-    """Return the percentage of clips in which the recognizer has a wrong word."""
-    wrong = [clip.words[recognizer].errors > 0 for clip in report.clips if recognizer in clip.words]
-    return 100 * statistics.fmean(wrong) if wrong else None
-
-
 def cold_start_s(model: Path | None) -> float:
     """Return the seconds of `nightingale say` from a fresh process to the file; the better of two."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,120 +168,12 @@ def cold_start_s(model: Path | None) -> float:
     return min(times)
 
 
-@dataclass(slots=True, kw_only=True)
-class TableResults:
-    """Results of the parts of the table; None where a part did not run."""
-
-    default: Quality | None = None
-    voices: dict[str, Quality] = field(default_factory=dict)
-    varied: Quality | None = None
-    hard: Quality | None = None
-    rises: list[float] = field(default_factory=list)
-    speed: Speed | None = None
-    cold_s: float | None = None
-
-
-def goals(found: TableResults) -> list[Goal]:
-    """Return the table of the model card. What was not measured has no value."""
-
-    def mean_wer(reports: Iterable[Quality], name: str) -> float | None:
-        rates = [rate for report in reports if (rate := report.wer(name)) is not None]
-        return 100 * statistics.fmean(rates) if rates else None
-
-    default, varied, rose, speed = found.default, found.varied, found.rises, found.speed
-    own = [default] if default else []
-    worst = min((mos for report in found.voices.values() if (mos := report.mos()) is not None), default=None)
-    many = len(varied.clips) if varied else 500
-    return [
-        Goal(what="WER %, default voice, tiny", reached=mean_wer(own, "tiny"), must=3, aim=2),
-        Goal(what="WER %, default voice, base", reached=mean_wer(own, "base"), must=2.2, aim=1.5),
-        Goal(
-            what="WER %, all voices, tiny", reached=mean_wer(found.voices.values(), "tiny"), must=3.5, aim=2.5
-        ),
-        Goal(
-            what="WER %, all voices, base", reached=mean_wer(found.voices.values(), "base"), must=2.8, aim=2
-        ),
-        Goal(
-            what="hard clips with an error, %, base",
-            reached=share_with_errors(found.hard, "base") if found.hard else None,
-            must=1.6 * TEACHER_HARD_PERCENT,
-            aim=1.2 * TEACHER_HARD_PERCENT,
-            form=".1f",
-        ),
-        Goal(
-            what=f"skipped or repeated in 10,000, {many}",
-            reached=skipped_per_10000(varied) if varied else None,
-            must=3,
-            aim=0,
-            form=".1f",
-        ),
-        Goal(
-            what="question minus statement, semitones",
-            reached=statistics.median(rose) if rose else None,
-            must=2.5,
-            aim=4,
-            higher=True,
-        ),
-        Goal(
-            what=f"questions above +{RISE_SEMITONES}, %",
-            reached=100 * statistics.fmean(rise > RISE_SEMITONES for rise in rose) if rose else None,
-            must=80,
-            aim=95,
-            form=".0f",
-            higher=True,
-        ),
-        Goal(
-            what="DNSMOS, default voice",
-            reached=default.mos() if default else None,
-            must=3.28,
-            aim=3.34,
-            higher=True,
-        ),
-        Goal(what="DNSMOS, worst voice", reached=worst, must=3.12, aim=3.25, higher=True),
-        Goal(
-            what="speaker cosine to the teacher",
-            reached=default.cosine if default else None,
-            must=0.85,
-            aim=0.92,
-            higher=True,
-        ),
-        Goal(
-            what=f"defects in {many} varied",
-            reached=float(len(varied.defective)) if varied else None,
-            must=0,
-            aim=0,
-            form=".0f",
-        ),
-        Goal(
-            what="real-time factor",
-            reached=speed.real_time_factor if speed else None,
-            must=0.35,
-            aim=0.12,
-            form=".3f",
-        ),
-        Goal(
-            what="first audio, ms, warm",
-            reached=speed.first_audio_ms if speed else None,
-            must=250,
-            aim=80,
-            form=".0f",
-        ),
-        Goal(what="say, cold process, s", reached=found.cold_s, must=6.0, aim=2.5),
-    ]
-
-
-def table(measured: Sequence[Goal]) -> str:
-    lines = [f"{'what':<38}{'reached':>10}{'must':>8}{'aim':>8}  verdict"]
-    for row in measured:
-        reached = "–" if row.reached is None else format(row.reached, row.form)
-        lines.append(f"{row.what:<38}{reached:>10}{row.must:>8g}{row.aim:>8g}  {row.verdict}")
-    return "\n".join(lines)
-
-
 def parse(argv: Sequence[str] | None) -> Namespace:
     parser = script.parser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model in the package")
     parser.add_argument("--references", type=Path, help="recordings of the teacher's voices: <voice>*.wav")
+    parser.add_argument("--readers", type=Path, help="recordings of people, one subfolder for each of them")
+    parser.add_argument("--hibari", type=Path, help="folder of the unpacked wheel hibari-tts, the teacher")
     parser.add_argument("--keep", type=Path, help="leave the recordings here")
     parser.add_argument("--judges", default="tiny,base,dnsmos,speaker", help="empty: none")
     parser.add_argument("--every", type=int, default=1, help="only every so many sentences")
@@ -290,7 +181,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--per-voice", type=int, default=20, help="sentences of each voice")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--parts", default="default,voices,varied,hard,questions,speed", help="only these")
+    parser.add_argument(
+        "--parts", default="default,voices,varied,hard,questions,clones,speed", help="only these"
+    )
     return parser.parse_args(argv)
 
 
@@ -346,6 +239,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for clip in render(tts, some("wren_hard"), folder / f"hard{seed}", seed=seed)[0]
             ]
             found.hard = judged(clips, words_only)
+            if args.hibari:
+                clips = [
+                    clip
+                    for seed in HARD_SEEDS
+                    for clip in render_teacher(
+                        some("wren_hard"), args.hibari, folder / f"teacher{seed}", seed=seed
+                    )
+                ]
+                found.teacher_hard = judged(clips, words_only)
+        if "clones" in parts and args.readers and ask:
+            chosen = lines[:: max(1, len(lines) // CLONE_SENTENCES)][:CLONE_SENTENCES]
+            found.clones, found.encoder = measure_people(
+                tts, args.folder, args.readers, chosen, folder / "clones", ask
+            )
         if "varied" in parts:
             clips, _ = render(tts, some("wren_500"), folder / "varied", on_clip=progress("varied"))
             found.varied = judged(clips, words_only)
@@ -363,6 +270,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "voices": {name: report.summary() for name, report in found.voices.items()},
         "varied": found.varied.summary() if found.varied else None,
         "hard": found.hard.summary() if found.hard else None,
+        "teacher_hard": found.teacher_hard.summary() if found.teacher_hard else None,
+        "clones": clones.summary(found.clones, found.encoder),
         "rises": [round(rise, 2) for rise in found.rises],
         "defective": [clip.report() for clip in found.varied.defective] if found.varied else None,
     }

@@ -26,6 +26,7 @@ from nightingale.models.chatterbox.build import load_encoders, load_s3gen, load_
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.parity.stages import (
     cloning_stage,
+    conversion_stage,
     encoders_stage,
     flow_stage,
     sampling_stage,
@@ -60,7 +61,8 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     encoders_stage.compare(rows, theirs, our_encoders)
     clip = cloning_stage.write_clip(folder)
     conds = cloning_stage.run_theirs(family, theirs, clip)
-    cloning_stage.compare(rows, cloning_stage.run_ours(family, our_encoders, clip), conds)
+    voice = cloning_stage.run_ours(family, our_encoders, clip)
+    cloning_stage.compare(rows, voice, conds)
     progress(f"{family.name}: T3")
     with threads(1):
         run = t3_stage.compare_networks(rows, family, theirs.t3, ours.t3)
@@ -69,6 +71,10 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     mel = flow_stage.compare_networks(rows, theirs.s3gen, ours.flow)
     progress(f"{family.name}: vocoder")
     vocoder_stage.compare(rows, theirs.s3gen, ours.hift, mel)
+    progress(f"{family.name}: conversion")
+    recording = conversion_stage.write_recording(folder)
+    converted = conversion_stage.run_theirs(theirs, conds.gen, recording)
+    conversion_stage.compare(rows, conversion_stage.run_ours(ours, our_encoders, voice, recording), converted)
     return rows.rows
 
 

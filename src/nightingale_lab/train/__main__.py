@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 
 from nightingale.errors import NightingaleError
-from nightingale_lab.train import stages
+from nightingale_lab.train import rendering_stages, stages
 
-OWN_PARSERS = ("assets", "session", "vocoder")
-"""Stages that parse their own arguments."""
+OWN_PARSERS = {"assets": "assets", "human-clips": "human_clips", "session": "session", "vocoder": "vocoder"}
+"""Stages that parse their own arguments, and their modules."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,6 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     with_graphs.add_argument("--start-from", type=Path, help="weights to start from if there is no state")
 
     commands.add_parser("assets", add_help=False, help="on a CPU: texts, phonemes, teachers (assets --help)")
+    commands.add_parser(
+        "human-clips", add_help=False, help="on a CPU: recordings of people (human-clips --help)"
+    )
     commands.add_parser("session", add_help=False, help="all stages, within a deadline (session --help)")
 
     data = commands.add_parser(
@@ -56,6 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--after", type=int, default=0, help="skip so many lines")
     data.add_argument("--limit", type=int, help="number of lines at most")
     data.set_defaults(run=stages.run_data)
+
+    human = commands.add_parser(
+        "human", parents=[with_corpus, with_assets], help="a corpus of the recordings of people"
+    )
+    human.set_defaults(run=rendering_stages.run_human)
 
     single = commands.add_parser(
         "single-speaker",
@@ -80,7 +88,9 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[with_corpus, with_budget, with_assets, with_batch],
         help="speaker encoder, distilled",
     )
-    encoder.set_defaults(run=stages.run_voice_encoder)
+    encoder.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
+    encoder.add_argument("--keep-voices", action="store_true", help="do not write voices.safetensors")
+    encoder.set_defaults(run=rendering_stages.run_voice_encoder)
 
     tokenizer = commands.add_parser(
         "tokenizer",
@@ -151,13 +161,14 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument("--budget-s", type=float, default=float("inf"), help="seconds of this call")
     flow.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
     flow.add_argument("--peak-lr", type=float)
-    flow.set_defaults(run=stages.run_flow)
+    flow.set_defaults(run=rendering_stages.run_flow)
 
     mels = commands.add_parser(
         "mels", parents=[with_corpus], help="the flow's mels of the corpus, for the vocoder"
     )
+    mels.add_argument("--start-from", type=Path, help="weights of the flow; default: those in --out")
     mels.add_argument("--parts", type=int, default=1, help="number of parts of the corpus to render")
-    mels.set_defaults(run=stages.run_mels)
+    mels.set_defaults(run=rendering_stages.run_mels)
 
     commands.add_parser("vocoder", add_help=False, help="mel to samples (see: vocoder --help)")
 
@@ -206,7 +217,7 @@ def run_unpack(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OWN_PARSERS:
-        import_module(f"nightingale_lab.train.{words[0]}").main(words[1:])
+        import_module(f"nightingale_lab.train.{OWN_PARSERS[words[0]]}").main(words[1:])
         return
     args = build_parser().parse_args(words)
     if hasattr(args, "seed"):

@@ -22,11 +22,13 @@ from nightingale.errors import ConfigError
 FIELDS = {"audio": np.int16, "offsets": np.int64, "f0_hz": np.float16, "frame_offsets": np.int64}
 HOP = CLOCKS.samples_per_frame
 FULL_SCALE = 32768.0
+UNKNOWN_HZ = -1.0
+"""The pitch of frames whose pitch is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioBank:
-    """Clips of 24 kHz audio, back to back, with one f0 per mel frame (0 where unvoiced)."""
+    """Clips of 24 kHz audio, back to back, with one f0 per mel frame (0 where unvoiced, UNKNOWN_HZ where not known)."""
 
     audio: NDArray[np.int16]
     offsets: NDArray[np.int64]
@@ -129,6 +131,8 @@ class Crops:
     """(batch, crop frames)."""
     start_frame: Tensor
     """(batch, 1): first frame of the window within the crop."""
+    limited: Tensor
+    """(batch, 1): whether the clip is band-limited."""
 
 
 class BankSampler:
@@ -148,7 +152,9 @@ class BankSampler:
         before: int,
         after: int,
         margin_samples: int,
+        limited: NDArray[np.bool_] | None = None,
     ) -> None:
+        """limited: (clips,) mask of band-limited clips; default: none."""
         self.window_frames = window_frames
         self.before = before
         self.crop_frames = before + window_frames + after
@@ -169,6 +175,7 @@ class BankSampler:
 
         self.audio, self.f0_hz = to_device(bank.audio), to_device(bank.f0_hz)
         self.clip_frames = to_device(frames[keep])
+        self.limited = to_device((np.zeros(bank.clips, np.bool_) if limited is None else limited)[keep])
         self.clip_frame_offset = to_device(bank.frame_offsets[:-1][keep])
         self.window_ends = to_device(windows)
         self.crop_range = torch.arange(self.crop_frames, device=device)
@@ -193,6 +200,7 @@ class BankSampler:
             frame_index=frame_index,
             f0_hz=self.f0_hz[frame_index].float(),
             start_frame=(window - crop)[:, None],
+            limited=self.limited[clip][:, None],
         )
 
     def _samples(self, index: Tensor) -> Tensor:

@@ -38,6 +38,11 @@ LABELS = {
     "speaker": np.float16,
 }
 READY = "ready"
+HUMAN, HUMAN_COPIES = "human", "human_copies"
+"""Folders of the clips of people, and of their copies at other speeds, beside the parts."""
+HUMAN_VOICE = -1
+LIMIT_HZ = 7000.0
+"""Recordings of people are at 16 kHz, and some at a lower speed: losses leave out what is above."""
 HELD_OUT = 50
 """One line in so many is held out for validation."""
 LENGTH_STEP = 16
@@ -61,6 +66,11 @@ class Corpus:
     def held_out(self) -> NDArray[np.bool_]:
         """Mask of clips that no stage trains on, (clips,): a line is held out for all voices."""
         return held_out(self.line)
+
+    @property
+    def band_limited(self) -> NDArray[np.bool_]:
+        """Mask of clips with nothing above LIMIT_HZ, (clips,): recordings of people."""
+        return np.asarray(self.voice == HUMAN_VOICE)
 
     @property
     def token_offsets(self) -> NDArray[np.int64]:
@@ -108,6 +118,12 @@ def ready_parts(folder: Path) -> list[Path]:
     return parts
 
 
+def parts_with_people(folder: Path, max_parts: int | None = None, *, copies: bool = False) -> list[Path]:
+    """Return up to `max_parts` parts that are ready, then the recordings of people, with or without their copies."""
+    names = (HUMAN, HUMAN_COPIES) if copies else (HUMAN,)
+    return [*ready_parts(folder)[:max_parts], *(folder / n for n in names if (folder / n / READY).is_file())]
+
+
 def whole_clips(counts: Tensor, *, batch_tokens: int) -> Iterator[tuple[Tensor, int]]:
     """Yield batches of clips of similar length: (rows,) clip numbers, and the length to pad them to.
 
@@ -144,6 +160,7 @@ class Windows:
         self.first = torch.from_numpy(offsets[:-1][keep]).to(device)
         self.count = torch.from_numpy(np.diff(offsets)[keep]).to(device)
         self.speaker = torch.from_numpy(corpus.speaker[keep]).to(device)
+        self.band_limited = torch.from_numpy(corpus.band_limited[keep]).to(device)
         self.tokens = tokens
         self.device = device
         # A long clip has more windows, so it is sampled more often.

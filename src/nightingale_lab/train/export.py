@@ -186,11 +186,11 @@ def _bad_vocabulary(path: Path, got: str) -> CheckpointError:
 
 
 def split_s3gen(path: Path, out: Path) -> None:
-    """Write the flow and the tokenizer of a packed s3gen file in float32, to continue from them."""
+    """Write the networks of a packed s3gen file in float32, to continue from them."""
     tensors = unpack(read_tensors(path))
     for part in PARTS:
-        if part.source in ("flow.refine", "tokenizer"):
-            own = {k.removeprefix(part.prefix): v for k, v in tensors.items() if k.startswith(part.prefix)}
+        own = {k.removeprefix(part.prefix): v for k, v in tensors.items() if k.startswith(part.prefix)}
+        if part.target == "s3gen" and own:
             out.mkdir(parents=True, exist_ok=True)
             save_weights(own, out / f"{part.source}.safetensors", None)
 

@@ -4,7 +4,8 @@
    auxiliary loss keeps the output of the token encoder close to the mel.
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
-   (Distilling guided steps was tried and lost words: dev/LOG.md.)
+   (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
+   the speaker of another clip, and their speaker is judged (mel_speaker.py).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
 for whole utterances.
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.compact import unpack
 from nightingale_lab.train.corpus import Corpus, whole_clips
 from nightingale_lab.train.flow_step import FlowTraining
 from nightingale_lab.train.loop import (
@@ -41,6 +43,11 @@ from nightingale_lab.train.loop import (
 
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
+CONSISTENCY = 0.2
+"""Loss weight of the speaker of rows with another clip's speaker."""
+CONSISTENCY_FROM = 0.12
+"""Share of the refining before that loss begins, while its judge learns; it has its full weight after twice as long."""
+JUDGE_LR = 1e-3
 
 
 def train_flow(
@@ -69,15 +76,19 @@ def train_flow(
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
 
+    judge_schedule = Schedule(peak=JUDGE_LR, warmup_steps=100)
+
     def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
         left_s = min(plan_s - done[phase], started_s + budget_s - time.monotonic())
         clock = TimeBudget(left_s, plan_s=plan_s, elapsed_s=done[phase])
         first_step = done["step"]
 
         def log_progress() -> None:
-            first, second = training.losses.tolist()
             record = {"phase": phase, "step": done["step"], "seconds": clock.elapsed_s}
-            record |= {"first": first, "second": second, **training.validate()}
+            record |= dict(
+                zip(("first", "second", "speaker", "judge"), training.losses.tolist(), strict=True)
+            )
+            record |= training.validate()
             log.write(record | {"capture_error": advance.capture_error})
             on_progress(record)
 
@@ -87,7 +98,11 @@ def train_flow(
             save_state(state_path, {"done": done, **training.state_dict()})
 
         def step() -> None:
-            training.optimizer.lr.fill_(schedule.at(int(done["step"] - first_step), clock.progress))
+            fresh_steps = int(done["step"] - first_step)
+            training.optimizer.lr.fill_(schedule.at(fresh_steps, clock.progress))
+            training.judge_optimizer.lr.fill_(judge_schedule.at(fresh_steps, clock.progress))
+            ramp = (clock.progress - CONSISTENCY_FROM) / CONSISTENCY_FROM
+            training.consistency.fill_(CONSISTENCY * min(1.0, max(0.0, ramp)))
             advance()
             done["step"] += 1
 
@@ -111,7 +126,7 @@ def render_mels(
     They are aligned with the audio frame by frame.
     """
     net = Flow(config).to(device).eval()
-    net.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    net.load_state_dict({k: v.float() for k, v in unpack(load_file(weights)).items()})
     noise = torch.Generator(device).manual_seed(seed)
     offsets = torch.from_numpy(corpus.token_offsets)
     counts, flat = offsets.diff(), tokens.to(device)

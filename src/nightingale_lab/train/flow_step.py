@@ -15,6 +15,7 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
+from nightingale_lab.train.mel_speaker import NOISE, MelSpeakerEncoder, bands_below, distance
 
 WINDOW_TOKENS = 128
 BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
@@ -26,6 +27,12 @@ VALIDATION_STEPS = 8
 PRIOR_WEIGHT = 0.2
 """Loss weight of the token encoder's own prediction of the mel."""
 VALIDATION_WINDOWS = 64
+PROMPT_SHARE = 0.6
+"""The longest prompt, as a share of the window: 3 seconds."""
+SWAPPED = 4
+"""One row in so many is rendered again with the speaker of another row."""
+MEL_FLOOR = -11.5
+"""The mel of a band without sound."""
 
 
 class FlowTraining:
@@ -57,7 +64,12 @@ class FlowTraining:
         self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
         self.ema = Ema(self.net.parameters(), decay=0.999)
-        self.losses = torch.zeros(2, device=device)
+        self.losses = torch.zeros(4, device=device)
+        self.judge = MelSpeakerEncoder(config.speaker_width).to(device)
+        self.judge_optimizer = Optimizer(self.judge.parameters(), betas=(0.9, 0.98))
+        self.consistency = torch.zeros((), device=device)
+        """Loss weight of the speaker of swapped rows."""
+        self.below_limit = bands_below().to(device)[None, :, None]
         self.validation_batch: dict[str, Tensor] | None = None
         if out.any():
             with torch.no_grad():
@@ -68,7 +80,10 @@ class FlowTraining:
         self.refine = GraphedStep(self._refine, eager=eager)
 
     def _batch(self, windows: Windows, batch: int) -> dict[str, Tensor]:
-        """Return a batch: ids, valid, blocks, normalized mel, cond, share of each frame in the loss, speaker."""
+        """Return a batch: ids, valid, blocks, normalized mel, the mel to give as a prompt, cond, speaker, and share.
+
+        share: of each band and frame in the loss.
+        """
         clip, start, real = windows.sample(batch)
         audio = audio_of(windows, self.audio, start, real)
         mel = (self.flow_mel(audio) - self.config.mel_mean) / self.config.mel_std
@@ -77,22 +92,31 @@ class FlowTraining:
         size = self.sizes[torch.randint(len(BLOCK_TOKENS), (batch, 1), device=self.device)]
         shift = (torch.rand(batch, 1, device=self.device) * size).long()
         blocks = (place[None] + shift) // size
-        speaker = windows.speaker[clip].float()
+        wanted = windows.speaker[clip].float()
         # Vectors of other clips of the speaker, and of our own encoder, differ a little.
-        speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
+        speaker = F.normalize(wanted + 0.02 * torch.randn_like(wanted), dim=1)
         # In half of the rows the first part of the window is given, like the prompt of a voice.
-        prompt_share = torch.rand(batch, 1, device=self.device) * 0.6 - 0.3
+        prompt_share = (torch.rand(batch, 1, device=self.device) * 2 - 1) * PROMPT_SHARE
         frames = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None]
         prompt = frames < prompt_share.clamp(min=0) * 2 * real[:, None]
         frame_valid = valid.repeat_interleave(2, dim=1)
+        # Losses leave out the upper bands of recordings that have none. Prompts without them must not make the
+        # rest dull, so half of the other prompts lose theirs too.
+        limited = windows.band_limited[clip]
+        counted = torch.where(limited[:, None, None], self.below_limit, 1.0)
+        dull = limited | (torch.rand(batch, device=self.device) < 0.5)
+        floor = (MEL_FLOOR - self.config.mel_mean) / self.config.mel_std
+        given = torch.where(dull[:, None, None] & (self.below_limit == 0), floor, mel)
         return {
             "ids": windows.gather(self.tokens, start, real, per_token=1).long(),
             "valid": valid,
             "blocks": blocks,
             "mel": mel * frame_valid[:, None],
-            "cond": mel * prompt[:, None],
-            "share": (frame_valid / frame_valid.sum())[:, None],
+            "cond": given * prompt[:, None],
+            "given": given * frame_valid[:, None],
+            "share": (frame_valid / frame_valid.sum())[:, None] * counted,
             "speaker": speaker,
+            "wanted": wanted,
         }
 
     def _mask(self, b: dict[str, Tensor]) -> Tensor:
@@ -126,7 +150,8 @@ class FlowTraining:
         prior_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
         self.optimizer.step(flow_loss + PRIOR_WEIGHT * prior_loss)
         self.ema.update()
-        self.losses.lerp_(torch.stack([flow_loss.detach(), prior_loss.detach()]), 0.05)
+        zero = torch.zeros_like(flow_loss.detach())
+        self.losses.lerp_(torch.stack([flow_loss.detach(), prior_loss.detach(), zero, zero]), 0.05)
 
     def start_refining(self) -> None:
         """Switch to training the two deterministic steps, starting from the averaged weights."""
@@ -156,9 +181,49 @@ class FlowTraining:
             ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
             for predicted in (prior, first, mel)
         )
-        self.optimizer.step(loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss)
+        speaker_loss = self._speaker_loss(b)
+        self.optimizer.step(
+            loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss + self.consistency * speaker_loss
+        )
         self.ema.update()
-        self.losses.lerp_(torch.stack([first_loss.detach(), loss.detach()]), 0.05)
+        judge_loss = self._train_judge(b)
+        self.losses.lerp_(
+            torch.stack([each.detach() for each in (first_loss, loss, speaker_loss, judge_loss)]), 0.05
+        )
+
+    def swapped(self, b: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return rows with the tokens of some clips and the speakers of others, their cond, and the frames to judge.
+
+        Half of them begin with tokens and mel of the speaker, as a clone does.
+        """
+        rows, half = max(1, self.batch // SWAPPED), WINDOW_TOKENS // 2
+        spoken, by = slice(0, rows), slice(self.batch - rows, self.batch)
+        prompted = torch.rand(rows, 1, device=self.device) < 0.5
+        result = {name: b[name][by] for name in ("speaker", "wanted")} | {"blocks": b["blocks"][spoken]}
+        for name in ("ids", "valid"):
+            mixed = torch.cat([b[name][by, :half], b[name][spoken, :half]], dim=1)
+            result[name] = torch.where(prompted, mixed, b[name][spoken])
+        prompt = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None] < 2 * half
+        cond = b["given"][by] * (prompt & prompted)[:, None]
+        judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
+        return result, cond, judged
+
+    def _speaker_loss(self, b: dict[str, Tensor]) -> Tensor:
+        """Return the distance of the speakers of swapped rows from the requested ones."""
+        rows, cond, judged = self.swapped(b)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            _, _, mel = self._two_steps(rows, cond)
+            found = self.judge(mel + NOISE * torch.randn_like(mel), judged)
+        return distance(found, rows["wanted"])
+
+    def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
+        """Train the speaker encoder on the recorded mels; return its loss."""
+        noise = NOISE * torch.rand(self.batch, 1, 1, device=self.device) * torch.randn_like(b["mel"])
+        with torch.autocast(self.device.type, torch.bfloat16):
+            found = self.judge(b["mel"] + noise, b["valid"].repeat_interleave(2, dim=1))
+        loss = distance(found, b["wanted"])
+        self.judge_optimizer.step(loss)
+        return loss
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -190,6 +255,8 @@ class FlowTraining:
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": self.ema.average,
+            "judge": self.judge.state_dict(),
+            "judge_optimizer": self.judge_optimizer.state_dict(),
             "refining": self.refining,
         }
 
@@ -198,6 +265,8 @@ class FlowTraining:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load(state["ema"])
+        self.judge.load_state_dict(state["judge"])
+        self.judge_optimizer.load_state_dict(state["judge_optimizer"])
 
     @torch.no_grad()
     def averaged(self) -> dict[str, Tensor]:

@@ -72,9 +72,14 @@ class Ema:
     """An exponential moving average of parameters, updated by one kernel launch per group."""
 
     def __init__(self, parameters: Iterable[Tensor], decay: float) -> None:
-        self.live = [p.detach() for p in parameters]
+        self.parameters = list(parameters)
         self.average = [p.clone() for p in self.live]
         self.decay = decay
+
+    @property
+    def live(self) -> list[Tensor]:
+        """The parameters' current storage. nn.LSTM moves its weights when cuDNN runs it for the first time."""
+        return [p.detach() for p in self.parameters]
 
     def update(self) -> None:
         torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
@@ -181,10 +186,12 @@ class GraphedStep:
             if self.calls % SYNC_EVERY_CALLS == 0:
                 torch.cuda.synchronize()
         elif self.side is not None and self.calls <= GRAPH_WARMUP_CALLS:
-            self.side.wait_stream(torch.cuda.current_stream())
+            torch.cuda.synchronize()
             with torch.cuda.stream(self.side):
                 self.step()
-            torch.cuda.current_stream().wait_stream(self.side)
+            torch.cuda.synchronize()
+            # cuDNN's search leaves large workspaces; libraries and other processes allocate outside of this cache.
+            torch.cuda.empty_cache()
         else:
             self._capture()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.train.corpus import READY
 from nightingale_lab.train.stages import BANK, TOKENS
 from nightingale_lab.train.vocoder_data import DONE
@@ -22,10 +23,19 @@ SPLIT = "split"
 """Folder of the networks of a packed wren's s3gen file."""
 TEACHER = "teacher"
 """This file exists when all files of Kokoro are there: they may arrive after the session has begun."""
+PEOPLE = "people"
+"""This file exists when the recordings of people and the voice encoder's teacher are there."""
 EARLY_PARTS = 2
 """Parts of the corpus with which T3 begins, in a session that continues it."""
 T3_OPTIONS = ("--guidance", "0.1", "--peak-lr", "1e-3")
 FLOW_OPTIONS = ("--parts", "4", "--peak-lr", "4e-4")
+ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
+DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
+VOCODER_OPTIONS = (
+    "--mel-only-share", "0", "--predicted-f0-share", "0", "--discriminator-share", "0.07", "--lr", "2e-4",
+    "--sharpening", str(PRESETS["wren"].hift.sharpening),
+)  # fmt: skip
+"""The generator is trained, its discriminators are new; it begins with the sharpening that the engine has so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +55,8 @@ class Settings:
     """Seconds that a stage needs to start."""
     continue_t3: bool = False
     """Train only T3, the flow and the draft head further, from an earlier session."""
+    continue_rendering: bool = False
+    """Train only the flow, the vocoder and the voice encoder further, with recordings of people."""
     processes: int = 0
     """Processes of the stage single-speaker, in a session that continues T3."""
     options: dict[str, list[str]] = field(default_factory=dict)
@@ -85,6 +97,8 @@ class Task:
 
 def plan(s: Settings) -> list[Task]:
     """Return the tasks of a session."""
+    if s.continue_rendering:
+        return plan_continuing_rendering(s)
     return plan_continuing_t3(s) if s.continue_t3 else plan_all_stages(s)
 
 
@@ -263,6 +277,79 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
             output=s.out / "flow.refine.safetensors",
         ),
         last,
+    ]  # fmt: skip
+
+
+def plan_continuing_rendering(s: Settings) -> list[Task]:
+    """Return the schedule of a session that trains flow, vocoder and voice encoder further, on people too.
+
+    The vocoder begins on the mels of the flow that there is, with new discriminators, and goes on with those of the
+    trained flow. Tokenizer and T3 are kept.
+    """
+    whole, tokenizer = s.plan_s, "tokenizer.safetensors"
+    flow_s, encoder_s = 0.66 * whole, 0.42 * whole
+    eager = ["--eager"] if s.device == "cpu" else []
+    uncompiled = [*eager, "--compile", "none"] if eager else []
+    corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
+    assets = ["--assets", s.assets]
+    people, mels = s.done_marker("human"), s.done_marker("mels-early")
+    earlier_flow = ["--start-from", str(s.earlier("flow.refine.safetensors"))]
+
+    def seconds(left: float) -> list[str]:
+        return ["--budget-s", f"{max(1.0, left - s.load_s):.1f}"]
+
+    def flow(left: float) -> list[str]:
+        (refine_s,) = _once(s, "flow", [left - s.load_s])
+        times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
+        return ["flow", *corpus, *times, *eager, *FLOW_OPTIONS, *earlier_flow]
+
+    def vocoder(left: float) -> list[str]:
+        (whole_s,) = _once(s, "vocoder", [left - s.load_s])
+        given = ["--bank", str(s.corpus), "--out", str(s.out / "vocoder"), "--device", s.device, "--resume"]
+        generator = ["--resume-from", str(Path(s.state) / SPLIT), *VOCODER_OPTIONS]
+        return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
+
+    synthesis = [
+        "--out",
+        str(s.corpus),
+        "--device",
+        s.device,
+        *assets,
+        "--hours",
+        str(s.hours),
+        *DATA_OPTIONS,
+    ]
+    return [
+        Task(
+            name="human", needs=(Path(s.state) / PEOPLE,), ends_s=0.4 * whole,
+            arguments=lambda _: ["human", *corpus, *assets],
+        ),
+        Task(
+            name="data", needs=(Path(s.state) / TEACHER,), ends_s=0.3 * whole,
+            arguments=lambda left: ["data", *synthesis, *seconds(left)],
+        ),
+        Task(
+            name="tokens", needs=(s.corpus / "part00" / READY, s.out / tokenizer), ends_s=0.35 * whole,
+            output=s.out / BANK, arguments=lambda left: ["tokens", *corpus, *seconds(left)],
+        ),
+        Task(
+            name="voice-encoder", needs=(people, s.corpus / "part00" / READY), ends_s=encoder_s,
+            output=s.out / "voice_encoder.safetensors",
+            arguments=lambda left: ["voice-encoder", *corpus, *assets, *ENCODER_OPTIONS, *seconds(left)],
+        ),
+        Task(
+            name="mels-early", needs=(people, s.corpus / "part00" / TOKENS), ends_s=0.5 * whole,
+            arguments=lambda _: ["mels", *corpus, *earlier_flow],
+        ),
+        Task(name="vocoder", needs=(mels,), ends_s=whole - LAST_S, arguments=vocoder),
+        Task(
+            name="flow", needs=(people, s.done_marker("tokens")), ends_s=flow_s, arguments=flow,
+            output=s.out / "flow.refine.safetensors",
+        ),
+        Task(
+            name="mels", needs=(s.done_marker("flow"), mels), ends_s=flow_s + 0.08 * whole,
+            arguments=lambda _: ["mels", *corpus, "--parts", "2"],
+        ),
     ]  # fmt: skip
 
 

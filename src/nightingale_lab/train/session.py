@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nightingale_lab.train.corpus import READY
-from nightingale_lab.train.plan import SPLIT, TEACHER, Settings, plan, table
+from nightingale_lab.train.plan import PEOPLE, SPLIT, TEACHER, Settings, plan, table
 from nightingale_lab.train.supervisor import (
     FINISHED,
     HEARTBEAT,
@@ -51,11 +51,21 @@ CONTINUED_RESULTS = (
 )
 """The files of a session that continues T3. The first call that has the bank returns it; later ones have room for
 the flow."""
+RENDERING_RESULTS = (
+    "out/voice_encoder.safetensors",
+    "out/vocoder/vocoder.safetensors",
+    "out/flow.refine.safetensors",
+    "out/vocoder/discriminators.safetensors",
+)
+"""The files of a session that continues flow, vocoder and voice encoder."""
 AS_FLOAT16 = frozenset({"vocoder"})
 SETTINGS, SENT, PID = "settings.json", "sent.json", "supervisor.pid"
 COPY_EVERY_S, POLL_EVERY_S, REPORT_EVERY_S = 60.0, 1.0, 15.0
 LAST_COPY_S = 12.0
 """The last copy of a call starts this long before its end."""
+TEACHER_FILES = ("part0.bin", "part1.bin")
+PEOPLE_FILES = ("human_clips.npz", "resemblyzer.safetensors")
+"""Files that may arrive with a later call; stages that need them wait."""
 STALE_S = 60.0
 """A supervisor without a heartbeat for so long has died. Its start may take 20 seconds."""
 
@@ -66,8 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_settings(args.state)
         supervise(settings, plan(settings), start_process)
         return
-    if args.continue_t3 and args.start_from is None:
-        parser().error("--continue-t3 needs --from, a folder with the weights to continue")
+    if (args.continue_t3 or args.continue_rendering) and args.start_from is None:
+        parser().error("--continue-… needs --from, a folder with the weights to continue")
     settings = Settings(
         assets=str(args.assets.resolve()),
         state=str(args.state.resolve()),
@@ -77,6 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
         tokenizer_s=args.tokenizer_s,
         device=args.device,
         continue_t3=args.continue_t3,
+        continue_rendering=args.continue_rendering,
         processes=args.processes,
         options={stage: shlex.split(more) for stage, more in args.also},
     )
@@ -105,6 +116,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tokenizer-s", type=float, help="0 keeps the earlier session's tokenizer")
     made.add_argument(
         "--continue-t3", action="store_true", help="train only T3, the flow and the draft head, with --from"
+    )
+    made.add_argument(
+        "--continue-rendering",
+        action="store_true",
+        help="train only flow, vocoder and voice encoder, with --from and recordings of people",
     )
     made.add_argument(
         "--processes", type=int, default=0, help="with --continue-t3: processes of single-speaker, on CPUs"
@@ -147,8 +163,10 @@ def read_settings(state: Path) -> Settings:
 
 def resume(state: Path) -> None:
     """Ensure that a supervisor runs unless all is done, and that it retries failed tasks."""
-    if len(list(Path(read_settings(state).assets).rglob("part[01].bin"))) == 2:
-        (state / TEACHER).touch()
+    assets = Path(read_settings(state).assets)
+    for marker, names in ((TEACHER, TEACHER_FILES), (PEOPLE, PEOPLE_FILES)):
+        if all(any(assets.rglob(name)) for name in names):
+            (state / marker).touch()
     finished = state / FINISHED
     if finished.exists() and SessionStatus.read(state).failed:
         finished.unlink()
@@ -237,7 +255,10 @@ def _versions(state: Path) -> dict[str, list[int]]:
 
 
 def _results(state: Path) -> tuple[str, ...]:
-    return CONTINUED_RESULTS if read_settings(state).continue_t3 else RESULTS
+    settings = read_settings(state)
+    if settings.continue_rendering:
+        return RENDERING_RESULTS
+    return CONTINUED_RESULTS if settings.continue_t3 else RESULTS
 
 
 def _without_data(state: Path) -> bool:

@@ -104,38 +104,6 @@ def run_single_speaker(args: argparse.Namespace) -> None:
     )
 
 
-def run_voice_encoder(args: argparse.Namespace) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.corpus import Corpus
-    from nightingale_lab.train.speakers import TEACHER_SUFFIX, mean_speakers
-    from nightingale_lab.train.voice_encoder import speaker_vectors, train_voice_encoder
-
-    corpus, device = Corpus.load(args.corpus), torch.device(args.device)
-    net = train_voice_encoder(
-        corpus,
-        Assets(args.assets).teacher_voice_encoder(),
-        args.out,
-        budget_s=args.budget_s,
-        plan_s=args.plan_s,
-        device=device,
-        on_progress=print_progress,
-        **_batch(args),
-    )
-    own, teacher = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
-    cosine, out = (own.float() * teacher.float()).sum(1), torch.from_numpy(corpus.held_out)
-    print_progress(
-        {"clips": len(own), "cosine": float(cosine.mean()), "validation_cosine": float(cosine[out].mean())}
-    )
-    names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
-    targets = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(teacher, voice, names).items()}
-    partial = args.out / "voices.partial"
-    save_file(mean_speakers(own, voice, names) | targets, partial)
-    partial.replace(args.out / "voices.safetensors")
-
-
 def run_tokenizer(args: argparse.Namespace) -> None:
     import torch
 
@@ -144,7 +112,7 @@ def run_tokenizer(args: argparse.Namespace) -> None:
     from nightingale_lab.train.tokenizer import train_tokenizer
 
     corpus = Corpus.load(args.corpus)
-    with _cudnn_benchmark(args.device):
+    with cudnn_benchmark(args.device):
         train_tokenizer(
             corpus,
             args.out,
@@ -156,7 +124,7 @@ def run_tokenizer(args: argparse.Namespace) -> None:
             seed=args.seed,
             start_from=args.start_from,
             on_progress=print_progress,
-            **_batch(args),
+            **batch_options(args),
         )
 
 
@@ -288,54 +256,6 @@ def run_t3(args: argparse.Namespace) -> None:
     )
 
 
-def run_flow(args: argparse.Namespace) -> None:
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale_lab.train.flow import train_flow
-
-    corpus, tokens = _corpus_with_tokens(args.corpus, args.parts)
-    with _cudnn_benchmark(args.device):
-        train_flow(
-            corpus,
-            tokens,
-            args.out,
-            PRESETS["wren"].flow,
-            match_s=args.match_s,
-            refine_s=args.refine_s,
-            budget_s=args.budget_s,
-            device=torch.device(args.device),
-            eager=args.eager,
-            start_from=args.start_from,
-            on_progress=print_progress,
-            **_batch(args, "peak_lr"),
-        )
-
-
-def run_mels(args: argparse.Namespace) -> None:
-    import numpy as np
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale_lab.train.corpus import ready_parts
-    from nightingale_lab.train.flow import render_mels
-    from nightingale_lab.train.vocoder_data import MELS
-
-    for part in ready_parts(args.corpus)[: args.parts]:
-        corpus, tokens = _corpus_with_tokens(part)
-        mels = render_mels(
-            args.out / "flow.refine.safetensors",
-            corpus,
-            tokens,
-            PRESETS["wren"].flow,
-            device=torch.device(args.device),
-            seed=args.seed,
-        )
-        np.save(part / "mels.partial.npy", mels)
-        (part / "mels.partial.npy").replace(part / MELS)
-        print_progress({"part": part.name, "frames": len(mels)})
-
-
 def run_export(args: argparse.Namespace) -> None:
     from dataclasses import replace
 
@@ -374,27 +294,13 @@ def _banks(args: argparse.Namespace, assets: Any) -> Any:
     return TokenBank.join([TokenBank.load(path, assets.encode, lines_digest=digest) for path in paths])
 
 
-def _corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
-    """Return a corpus of up to `max_parts` parts, and the tokens that the stage `tokens` wrote beside them."""
-    import numpy as np
-    import torch
-
-    from nightingale_lab.train.corpus import Corpus, ready_parts
-
-    whole = (folder / TOKENS).is_file()
-    parts = [folder] if whole else [part for part in ready_parts(folder) if (part / TOKENS).is_file()]
-    parts = parts[:max_parts]
-    tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
-    return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
-
-
-def _cudnn_benchmark(device: str) -> Any:
+def cudnn_benchmark(device: str) -> Any:
     """Enable cuDNN's benchmark mode, for stages of fixed shapes; with varying shapes it is slow."""
     import torch
 
     return torch.backends.cudnn.flags(enabled=True, benchmark=device != "cpu", allow_tf32=True)
 
 
-def _batch(args: argparse.Namespace, *others: str) -> dict[str, Any]:
+def batch_options(args: argparse.Namespace, *others: str) -> dict[str, Any]:
     """Return the batch size, and other options, if they are given."""
     return {name: value for name in ("batch", *others) if (value := getattr(args, name)) is not None}

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.bank import HOP, AudioBank
 from nightingale_lab.train.loop import (
@@ -62,6 +63,8 @@ def train_vocoder(
     resume_from: Path | None = None,
     compile_mode: Compile = "none",
     mels: NDArray[np.float16] | None = None,
+    limited: NDArray[np.bool_] | None = None,
+    sharpening: float = 0.0,
     newer: Callable[[], VocoderData | None] | None = None,
     log_every_s: float = 5.0,
     save_every_s: float = 60.0,
@@ -72,21 +75,27 @@ def train_vocoder(
     plan_s: seconds of the whole training (default: this budget). plan_steps: measure progress in steps instead,
     for a run that is reproducible. max_steps: steps of this call at most. state_dir: folder of the large exact
     state (default: out_dir). resume_from: files of another machine, used when there is no exact state; their
-    seconds count. newer: called from time to time to get better data.
+    seconds count. newer: called from time to time to get better data. limited: (clips,) mask of band-limited
+    clips. sharpening: of the first layer of a generator from `resume_from` that has not learned the flow's mels
+    (`HiftConfig.sharpening`).
     """
     started = time.monotonic()
     plan = plan or VocoderPlan()
     whole_s, state_path = plan_s or budget_s, (state_dir or out_dir) / "state.pt"
     out_dir.mkdir(parents=True, exist_ok=True)
-    stage = VocoderStage(bank, plan, device=device, seed=seed, compile_mode=compile_mode, mels=mels)
+    stage = VocoderStage(
+        bank, plan, device=device, seed=seed, compile_mode=compile_mode, mels=mels, limited=limited
+    )
+    stage.create_fft_plans()
     done: dict[str, Any] = {"step": 0, "gan_step": 0, "fresh_step": 0, "elapsed_s": 0.0}
     if resume:
-        done.update(_resume(stage, state_path, resume_from or out_dir))
+        done.update(_resume(stage, state_path, resume_from or out_dir, sharpening))
     log = JsonlLog(out_dir / "log.jsonl")
     g_rate = Schedule(peak=plan.lr, warmup_steps=plan.warmup_steps)
     d_rate = Schedule(peak=plan.discriminator_lr, warmup_steps=plan.warmup_steps)
     mel_step = GraphedStep(stage.mel_step, eager=eager)
     gan_step = GraphedStep(stage.gan_step, eager=eager)
+    discriminator_step = GraphedStep(stage.discriminator_step, eager=eager)
     before_s, first_step, now = done["elapsed_s"], done["step"], time.monotonic()
     log_due, save_due = Every(log_every_s, now), Every(save_every_s, now)
     logged = (first_step, now)
@@ -101,7 +110,11 @@ def train_vocoder(
             spent = time.monotonic() - started
             if progress >= 1 or spent >= budget_s or (max_steps and done["step"] - first_step >= max_steps):
                 break
-            adversarial = progress >= plan.mel_only_share
+            warming = progress < plan.discriminator_share
+            if plan.discriminator_share and not warming and not done["gan_step"]:
+                done["fresh_step"] = done["step"]
+                discriminator_step.forget()
+            adversarial = not warming and progress >= plan.mel_only_share
             if adversarial and not done["gan_step"]:
                 stage.ema.reset()
                 mel_step.forget()  # its memory goes to the second graph
@@ -110,22 +123,22 @@ def train_vocoder(
             rate = g_rate.at(int(done["step"] - done["fresh_step"]), progress)
             stage.opt_g.lr.fill_(rate)
             stage.opt_f0.lr.fill_(rate * plan.f0_lr / plan.lr)
-            stage.opt_d.lr.fill_(
-                d_rate.at(int(min(done["gan_step"], done["step"] - done["fresh_step"])), progress)
-            )
+            fresh = done["step"] - done["fresh_step"]
+            fresh = min(done["gan_step"], fresh) if not plan.discriminator_share else done["step"]
+            stage.opt_d.lr.fill_(d_rate.at(int(fresh), progress))
             stage.sample()
-            (gan_step if adversarial else mel_step)()
+            step = discriminator_step if warming else gan_step if adversarial else mel_step
+            step()
             done["step"] += 1
             done["gan_step"] += adversarial
             now = time.monotonic()
             done["elapsed_s"] = before_s + now - started
             if log_due(now):
                 if newer and (data := newer()):
-                    stage.set_data(data.bank, data.mels)
-                    mel_step.forget()
-                    gan_step.forget()
-                capture_error = (gan_step if adversarial else mel_step).capture_error
-                record = _record(stage, done, logged, rate, now, capture_error)
+                    stage.set_data(data.bank, data.mels, data.limited)
+                    for each in (mel_step, gan_step, discriminator_step):
+                        each.forget()
+                record = _record(stage, done, logged, rate, now, step.capture_error)
                 log.write(record)
                 if on_progress:
                     on_progress(progress_line(record))
@@ -178,8 +191,8 @@ def export(stage: VocoderStage, out_dir: Path, done: dict[str, Any]) -> None:
         partial.replace(out_dir / f"{name}.safetensors")
 
 
-def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, Any]:
-    """Load the exact state, or else the exported files, if there are any."""
+def _resume(stage: VocoderStage, state_path: Path, exported: Path, sharpening: float) -> dict[str, Any]:
+    """Load the exact state, or else the exported files, if there are any; a packed generator has no counts."""
     if state_path.is_file():
         state = load_state(state_path, stage.device)
         stage.load_state_dict(state)
@@ -190,10 +203,10 @@ def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, 
         discriminators = exported / "critics.safetensors"  # its former name
     if not generator.is_file():
         return {}
-    stage.net.load_state_dict(load_file(generator))
+    stage.net.load_state_dict(sharpen_weights(load_file(generator), sharpening))
     stage.ema.reset()
     with safe_open(generator, framework="pt") as file:
-        meta = file.metadata()
+        meta = {"step": "0", "elapsed_s": "0", **(file.metadata() or {})}
     step = int(meta["step"])
     stage.generator.manual_seed(stage.generator.initial_seed() + step)  # other crops than before
     if discriminators.is_file():
@@ -234,6 +247,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=VocoderPlan().batch)
     parser.add_argument("--lr", type=float, default=VocoderPlan().lr)
     parser.add_argument("--mel-only-share", type=float, default=VocoderPlan().mel_only_share)
+    parser.add_argument("--discriminator-share", type=float, default=VocoderPlan().discriminator_share)
+    parser.add_argument("--predicted-f0-share", type=float, default=VocoderPlan().predicted_f0_share)
+    parser.add_argument("--sharpening", type=float, default=0.0, help="of the generator in --resume-from")
     parser.add_argument("--compile", choices=("none", "parts", "full"), default="parts")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -257,13 +273,21 @@ def main(arguments: list[str] | None = None) -> None:
         device=torch.device(args.device),
         resume=args.resume,
         eager=args.eager,
-        plan=VocoderPlan(batch=args.batch, lr=args.lr, mel_only_share=args.mel_only_share),
+        plan=VocoderPlan(
+            batch=args.batch,
+            lr=args.lr,
+            mel_only_share=args.mel_only_share,
+            discriminator_share=args.discriminator_share,
+            predicted_f0_share=args.predicted_f0_share,
+        ),
         plan_s=args.plan_s,
         max_steps=args.max_steps,
         state_dir=args.state_dir,
         resume_from=args.resume_from,
         compile_mode=args.compile,
         mels=np.load(args.mels) if args.mels else data.mels,
+        limited=data.limited,
+        sharpening=args.sharpening,
         newer=source.newer,
         on_progress=report,
     )

@@ -2,7 +2,7 @@
 
 Training starts on the first part of the corpus, while the others are still synthesized, and continues with all
 parts when they are complete. When some parts have mels of the flow (`mels.npy`), it continues with these parts
-and mels, since they are the vocoder's input at inference.
+and mels, since they are the vocoder's input at inference. Recordings of people, if there are any, are one more part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale_lab.train.bank import AudioBank
-from nightingale_lab.train.corpus import ready_parts
+from nightingale_lab.train.corpus import HUMAN, parts_with_people
 
 DONE, MELS = "done", "mels.npy"
 """Files: a marker of a complete corpus; the mels of a part, (frames, 80) float16."""
@@ -22,9 +22,10 @@ DONE, MELS = "done", "mels.npy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocoderData:
-    """Audio, and for the last phase the mels of the flow."""
+    """Audio, which of its clips are band-limited, and for the last phase the mels of the flow."""
 
     bank: AudioBank
+    limited: NDArray[np.bool_]
     mels: NDArray[np.float16] | None = None
 
 
@@ -34,29 +35,35 @@ class VocoderDataSource:
     def __init__(self, corpus: Path) -> None:
         self.corpus = corpus
         self.parts_in_use: tuple[Path, ...] = ()
-        self.with_mels = False
+        self.mels_in_use: list[int] = []
+        """When the mels in use were written."""
 
     def current(self) -> VocoderData:
         """Return the best data that there is."""
-        return self.newer() or VocoderData(bank=self._bank(self.parts_in_use))
+        return self.newer() or self._data(self.parts_in_use)
 
     def newer(self) -> VocoderData | None:
         """Return better data than the last call did, or None."""
         whole = (self.corpus / "audio.npy").is_file()
-        parts = (self.corpus,) if whole else tuple(ready_parts(self.corpus))
+        parts = (self.corpus,) if whole else tuple(parts_with_people(self.corpus))
         rendered = tuple(part for part in parts if (part / MELS).is_file())
         if rendered:
-            if self.with_mels:
+            # A better flow may have written them again, all at once.
+            written = [(part / MELS).stat().st_mtime_ns for part in rendered]
+            if written == self.mels_in_use:
                 return None
-            self.with_mels, self.parts_in_use = True, rendered
-            return VocoderData(
-                bank=self._bank(rendered), mels=np.concatenate([np.load(part / MELS) for part in rendered])
-            )
+            self.mels_in_use, self.parts_in_use = written, rendered
+            return self._data(rendered, with_mels=True)
         if self.parts_in_use and (self.parts_in_use == parts or not (self.corpus / DONE).exists()):
             return None
         self.parts_in_use = parts
-        return VocoderData(bank=self._bank(self.parts_in_use))
+        return self._data(parts)
 
-    def _bank(self, parts: tuple[Path, ...]) -> AudioBank:
+    def _data(self, parts: tuple[Path, ...], *, with_mels: bool = False) -> VocoderData:
         banks = [AudioBank.load(part) for part in parts]
-        return banks[0] if len(banks) == 1 else AudioBank.chain(banks)
+        limited = [np.full(bank.clips, part.name == HUMAN) for bank, part in zip(banks, parts, strict=True)]
+        return VocoderData(
+            bank=banks[0] if len(banks) == 1 else AudioBank.chain(banks),
+            limited=np.concatenate(limited),
+            mels=np.concatenate([np.load(part / MELS) for part in parts]) if with_mels else None,
+        )

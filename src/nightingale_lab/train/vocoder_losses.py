@@ -62,6 +62,29 @@ DISCRIMINATOR_GAIN = 10.0
 """Speech is about 20 dB below unit noise."""
 
 
+class LowPass(nn.Module):
+    """Removes what is above a frequency from some rows of (batch, samples) at 24 kHz.
+
+    A recording at 16 kHz has nothing above 8 kHz. Both the recording and its rendering are filtered before every
+    loss, so the generator may put there what it likes.
+    """
+
+    taps: Tensor
+
+    def __init__(self, limit_hz: float, taps: int = 255) -> None:
+        super().__init__()
+        at = torch.arange(taps, dtype=torch.float64) - taps // 2
+        share = 2 * limit_hz / FLOW_MEL.sample_rate_hz
+        window = torch.kaiser_window(taps, periodic=False, beta=9.0, dtype=torch.float64)
+        kernel = torch.sinc(share * at) * window
+        self.register_buffer("taps", (kernel / kernel.sum()).float()[None, None], persistent=False)
+
+    def forward(self, audio: Tensor, rows: Tensor) -> Tensor:
+        """rows: (batch, 1) mask of the rows to filter."""
+        filtered = F.conv1d(audio[:, None], self.taps, padding=self.taps.shape[-1] // 2)[:, 0]
+        return torch.where(rows, filtered, audio)
+
+
 def magnitude(spectrum: Tensor) -> Tensor:
     return torch.sqrt(spectrum.square().sum(-1) + 1e-9)
 

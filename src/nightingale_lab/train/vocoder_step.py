@@ -23,6 +23,7 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.layers.mel import FlowMel, spectrum
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
+from nightingale_lab.train.corpus import LIMIT_HZ
 from nightingale_lab.train.discriminators import (
     Discriminators,
     discriminator_loss,
@@ -35,6 +36,7 @@ from nightingale_lab.train.vocoder_losses import (
     DISCRIMINATOR_RESOLUTIONS,
     LOG_FLOOR,
     Analysis,
+    LowPass,
     f0_loss,
     magnitude,
     mel_loss,
@@ -71,6 +73,8 @@ class VocoderPlan:
     """Share of the plan that trains without discriminators, and with the recorded f0."""
     predicted_f0_share: float = 0.3
     """From this share of the plan on, every excitation comes from predicted f0, as at inference."""
+    discriminator_share: float = 0.0
+    """Share of the plan that trains the discriminators only, where they are new and the generator is not."""
 
 
 class VocoderStage:
@@ -85,10 +89,12 @@ class VocoderStage:
         seed: int,
         compile_mode: Compile = "none",
         mels: NDArray[np.float16] | None = None,
+        limited: NDArray[np.bool_] | None = None,
     ) -> None:
         self.plan, self.device = plan, device
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.set_data(bank, mels)
+        self.set_data(bank, mels, limited)
+        self.low_pass = LowPass(LIMIT_HZ).to(device)
         with seeded(seed):
             net = Hift(plan.network)
             initialise(net)
@@ -119,8 +125,13 @@ class VocoderStage:
         self.zero = torch.zeros((), device=device)
         self.window_frame_range = torch.arange(plan.window_frames, device=device)
 
-    def set_data(self, bank: AudioBank, mels: NDArray[np.float16] | None) -> None:
-        """Train on this bank from now on. A captured step must be captured again."""
+    def set_data(
+        self, bank: AudioBank, mels: NDArray[np.float16] | None, limited: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Train on this bank from now on. A captured step must be captured again.
+
+        limited: (clips,) mask of band-limited clips.
+        """
         plan = self.plan
         self.sampler = BankSampler(
             bank,
@@ -129,8 +140,22 @@ class VocoderStage:
             before=plan.before_frames,
             after=plan.after_frames,
             margin_samples=MEL_MARGIN,
+            limited=limited,
         )
         self.mels = None if mels is None else torch.from_numpy(_checked(mels, bank)).to(self.device)
+
+    def create_fft_plans(self) -> None:
+        """Create cuFFT's plans for the losses on the current stream, while there is free memory.
+
+        cuFFT allocates outside of PyTorch's cache and raises an internal error where that fails, so this comes
+        before the search of cuDNN, which takes all the memory that it can get.
+        """
+        samples = self.plan.window_frames * HOP
+        audio = torch.zeros(self.plan.batch, samples, device=self.device, requires_grad=True)
+        total = torch.stack([bins.sum() for bins in self.analysis.spectra(audio)]).sum()
+        torch.autograd.grad(total, audio)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def sample(self) -> None:
         """Sample new random numbers in place."""
@@ -156,10 +181,14 @@ class VocoderStage:
             frame = crops.start_frame + self.window_frame_range
             sample = crops.start_frame * HOP + self.sampler.window_range
         f0_hz = self.net.f0_predictor(mel)
-        chosen = torch.where(self.mix < self.predicted_share, f0_hz.detach(), crops.f0_hz)
+        # Where the pitch is not known, the predicted one is taken as true.
+        true_f0_hz = torch.where(crops.f0_hz < 0, f0_hz.detach(), crops.f0_hz)
+        chosen = torch.where(self.mix < self.predicted_share, f0_hz.detach(), true_f0_hz)
         source, _ = self.net.m_source(chosen, self.phase, self.noise)
-        fake = self.render(mel, source).gather(1, sample)
-        return crops.audio, fake, f0_hz.gather(1, frame), crops.f0_hz.gather(1, frame)
+        fake = self.low_pass(self.render(mel, source).gather(1, sample), crops.limited)
+        with torch.no_grad():
+            real = self.low_pass(crops.audio, crops.limited)
+        return real, fake, f0_hz.gather(1, frame), true_f0_hz.gather(1, frame)
 
     def mel_step(self) -> None:
         """Train the generator on mel and f0 losses, without discriminators."""
@@ -184,10 +213,7 @@ class VocoderStage:
                 torch.cat(pair)
                 for pair in zip(real_inputs, self.analysis.for_discriminators(fake_spectra), strict=True)
             ]
-        outputs = self.discriminators(torch.cat([real, fake.detach()]), both)
-        logits = [s.chunk(2) for s, _ in outputs]
-        d = discriminator_loss([(r, []) for r, _ in logits], [(f, []) for _, f in logits])
-        d_norm = self.opt_d.step(d)
+        d, d_norm = self._step_discriminators(real, fake, both)
         with torch.no_grad():
             real_outputs = self.discriminators(real, real_inputs)
         fake_outputs = self.discriminators(fake, self.analysis.for_discriminators(fake_spectra))
@@ -197,6 +223,25 @@ class VocoderStage:
         norm = self.opt_g.step(self.plan.mel_weight * mel + g_adv + self.plan.feature_weight * g_feat)
         self.ema.update()
         self._note(mel, *f0, g_adv, g_feat, d, norm, d_norm)
+
+    def discriminator_step(self) -> None:
+        """Train the discriminators alone."""
+        real, fake, _, _ = (
+            self._rendered()
+        )  # with its graph, so that compiled parts are those of the other steps
+        with torch.no_grad():
+            spectra = [self.analysis.for_discriminators(self.analysis.spectra(x)) for x in (real, fake)]
+            both = [torch.cat(pair) for pair in zip(*spectra, strict=True)]
+        d, d_norm = self._step_discriminators(real, fake, both)
+        zeros = [self.zero] * (len(STATS) - 3)
+        self._note(*zeros, d, self.zero, d_norm)
+
+    def _step_discriminators(self, real: Tensor, fake: Tensor, both: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the loss and the norm of its gradient. both: spectra of the recorded and the rendered windows."""
+        outputs = self.discriminators(torch.cat([real, fake.detach()]), both)
+        logits = [s.chunk(2) for s, _ in outputs]
+        d = discriminator_loss([(r, []) for r, _ in logits], [(f, []) for _, f in logits])
+        return d, self.opt_d.step(d)
 
     def _step_f0(self, f0_hz: Tensor, true_f0_hz: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = f0_loss(f0_hz, true_f0_hz)

@@ -3,18 +3,21 @@
 The architecture is the same, the weights are new; the teacher's weights are not shipped. Speed changes, which
 shift pitch and formants together, give more speakers than the corpus has.
 
+The student also learns the hidden states of each of the teacher's layers at every frame, which says far more than
+one vector per window.
+
 The network is an LSTM, whose time steps are sequential, so throughput comes from wide batches. Features and the
 teacher's vectors are computed once for a pool of windows, from which the student takes several batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
@@ -39,6 +42,8 @@ POOL_BATCHES = 4
 POOL_USES = 2
 BATCH_TOKENS = 25_600
 """Tokens (17 minutes) per batch when whole clips are encoded."""
+HIDDEN_WEIGHT = 1.0
+"""Loss weight of the distance from the teacher's hidden states."""
 HEAD_FRAMES = 8
 """Mel frames that are dropped at the start of a crop, since its edge affects them."""
 
@@ -54,31 +59,70 @@ def change_speed(wav: Tensor, rate: Tensor) -> Tensor:
     return torch.gather(padded, 1, left) * (1 - share) + torch.gather(padded, 1, left + 1) * share
 
 
+class LayerOutputs:
+    """The hidden states of every layer of a voice encoder; nn.LSTM returns those of the last one only."""
+
+    def __init__(self, net: VoiceEncoder) -> None:
+        config, stacked = net.config, net.lstm
+        self.net = net
+        self.layers: list[nn.LSTM] = []
+        for number in range(config.layers):
+            width = config.mel_bands if number == 0 else config.width
+            layer = nn.LSTM(width, config.width, batch_first=True, device=stacked.weight_ih_l0.device)
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                setattr(layer, f"{kind}_l0", getattr(stacked, f"{kind}_l{number}"))
+            self.layers.append(layer)
+
+    def __call__(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return (batch, frames, width) of each layer, and the unit vectors (batch, embedding)."""
+        states, x = [], mel
+        for layer in self.layers:
+            x, _ = layer(x)
+            states.append(x)
+        return states, F.normalize(F.relu(self.net.proj(x[:, -1])), dim=-1)
+
+
+def hidden_distance(states: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """Return the squared distance of hidden states as a fraction of their variance, the mean over layers."""
+    return torch.stack([F.mse_loss(a, b) / b.var() for a, b in zip(states, wanted, strict=True)]).mean()
+
+
 class Pool:
-    """Random mel windows and the teacher's vectors for them; `fill` samples new ones."""
+    """Random mel windows; `fill` samples new ones."""
 
     def __init__(self, corpus: Corpus, teacher: VoiceEncoder, *, size: int, device: torch.device) -> None:
-        self.teacher, self.size, self.device = teacher, size, device
+        self.config, self.mel, self.size, self.device = teacher.config, teacher.mel, size, device
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~corpus.held_out)
         self.audio = torch.from_numpy(corpus.bank.audio).to(device)
         self.to16k = To16k().to(device)
 
     @torch.no_grad()
-    def fill(self) -> tuple[Tensor, Tensor]:
-        """Return mels (size, frames, bands) and target vectors (size, embedding)."""
-        mels, targets = [], []
+    def fill(self) -> Tensor:
+        """Return mels (size, frames, bands)."""
+        mels = []
         for rows in torch.arange(self.size).split(1024):
             count = len(rows)
             _, start, real = self.windows.sample(count)
             wav = self.to16k(audio_of(self.windows, self.audio, start, real))
             plain = torch.rand(count, device=self.device) < 0.5
             rate = torch.where(plain, 1.0, 0.8 + 0.45 * torch.rand(count, device=self.device))
-            wav = change_speed(wav, rate) * 10 ** (torch.rand(count, 1, device=self.device) - 0.7)
-            frames = self.teacher.config.window_frames
-            mel = self.teacher.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames]
-            mels.append(mel)
-            targets.append(self.teacher(mel))
-        return torch.cat(mels), torch.cat(targets)
+            wav = change_speed(wav, rate)
+            # Some windows have noise, and some a second voice, which makes further speakers.
+            level = wav.square().mean(1, keepdim=True).sqrt()
+            wav = wav + self._some(count, 0.3) * 10 ** (
+                -1 - 2 * self._uniform(count)
+            ) * level * torch.randn_like(wav)
+            wav = wav + self._some(count, 0.2) * self._uniform(count) * wav.roll(1, 0)
+            wav = wav * 10 ** (self._uniform(count) - 0.7)
+            frames = self.config.window_frames
+            mels.append(self.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames])
+        return torch.cat(mels)
+
+    def _uniform(self, count: int) -> Tensor:
+        return torch.rand(count, 1, device=self.device)
+
+    def _some(self, count: int, share: float) -> Tensor:
+        return (self._uniform(count) < share).float()
 
 
 def train_voice_encoder(
@@ -109,24 +153,29 @@ def train_voice_encoder(
         ema.load(state["ema"])
         done = state["done"]
     step, clock = int(done["step"]), TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
-    log_due, similarity = Every(5, clock.started_s), torch.zeros((), device=device)
+    log_due, similarity = Every(5, clock.started_s), torch.zeros(2, device=device)
+    own, wanted = LayerOutputs(net), LayerOutputs(teacher)
     while not clock.over():
-        mels, targets = pool.fill()
+        mels = pool.fill()
         for pick in torch.randperm(POOL_USES * len(mels), device=device).split(batch):
             optimizer.lr.fill_(schedule.at(step, clock.progress))
-            target = targets[pick % len(mels)]
             # No autocast: cuDNN has no bfloat16 LSTM; this one runs in TF32.
-            output = net(mels[pick % len(mels)])
+            with torch.no_grad():
+                target_states, target = wanted(mels[pick % len(mels)])
+            states, output = own(mels[pick % len(mels)])
+            hidden = hidden_distance(states, target_states)
             cosine = (output * target).sum(1).mean()
             # For unit vectors the squared distance equals the cosine; the L1 term reduces small errors.
-            optimizer.step(1 - cosine + 0.5 * (output - target).abs().sum(1).mean() / len(target[0]) ** 0.5)
+            vector_loss = 1 - cosine + 0.5 * (output - target).abs().sum(1).mean() / len(target[0]) ** 0.5
+            optimizer.step(vector_loss + HIDDEN_WEIGHT * hidden)
             ema.update()
-            similarity.lerp_(cosine.detach(), 0.1)
+            similarity.lerp_(torch.stack([cosine.detach(), hidden.detach()]), 0.1)
             step += 1
             if clock.over():
                 break
         if log_due(clock.started_s + clock.spent_s):
-            record = {"step": step, "seconds": clock.elapsed_s, "cosine": float(similarity)}
+            record = {"step": step, "seconds": clock.elapsed_s}
+            record |= dict(zip(("cosine", "hidden"), similarity.tolist(), strict=True))
             log.write(record)
             on_progress(record)
     done = {"step": step, "elapsed_s": clock.elapsed_s}

@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from decoding_files import read_back
 
 from nightingale import files
-from nightingale.audio.encoders.recording import FILE_FORMATS, check_suffix, save
+from nightingale.audio.encoders import recording as recording_module
+from nightingale.audio.encoders.recording import (
+    FILE_FORMATS,
+    LOSSY,
+    check_output,
+    check_suffix,
+    recording,
+    save,
+)
 from nightingale.audio.samples import wav_bytes
 from nightingale.errors import ConfigError, OutputError
 from nightingale.types import AudioChunk
@@ -42,11 +51,36 @@ def test_a_wav_without_samples_is_valid() -> None:
     assert len(samples) == 0
 
 
+@pytest.mark.parametrize("suffix", LOSSY)
+def test_a_bit_rate_sets_the_size_of_a_file(suffix: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for bit_rate in (32_000, 96_000):
+        with recording(tmp_path / f"{bit_rate}{suffix}", RATE, bit_rate) as recorder:
+            for _ in range(40):
+                recorder.feed(rng.normal(0, 0.1, RATE // 4).astype(np.float32))
+        whole = (tmp_path / f"{bit_rate}{suffix}").stat().st_size
+        assert 8 * whole / 10 == pytest.approx(bit_rate, rel=0.3)
+
+
+@pytest.mark.parametrize(("name", "bit_rate"), [("a.wav", 64_000), ("a.mp3", 64), ("a.opus", 10**7)])
+def test_an_impossible_bit_rate_is_refused(name: str, bit_rate: int) -> None:
+    with pytest.raises(ConfigError, match="no such bit rate"):
+        check_output(Path(name), bit_rate)
+
+
+def test_a_format_of_ffmpeg_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "find_spec", lambda _: None)
+    for name, bit_rate in (("a.m4a", None), ("a.mp3", 64_000)):
+        with pytest.raises(ConfigError, match="pip install av"):
+            check_output(Path(name), bit_rate)
+    check_output(Path("a.opus"))
+
+
 @pytest.mark.parametrize("suffix", FILE_FORMATS)
 def test_every_format_decodes_to_the_same_audio(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"tone{suffix}"
     save(path, CHUNK)
-    samples, rate = soundfile.read(path, dtype="float32")
+    samples, rate = read_back(path)
     assert rate == RATE
     assert abs(len(samples) - len(TONE)) <= 2400, "a codec may pad"
     loudness = float(np.sqrt(np.mean(samples**2)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from threading import Thread
 
@@ -122,11 +122,8 @@ def test_snake_matches_torch() -> None:
     assert (own(across) - plain(across)).abs().max() < 1e-4, "whatever its strides are"
 
 
-@pytest.mark.parametrize(("epilogue", "function"), [("GELU", F.gelu), ("SILU", F.silu)])
 @pytest.mark.parametrize("rows", [1, 6, 37])
-def test_norm_activation_and_residual_are_part_of_a_linear_layer(
-    epilogue: str, function: Callable[[Tensor], Tensor], rows: int
-) -> None:
+def test_norm_activation_and_residual_are_part_of_a_linear_layer(rows: int) -> None:
     layer, norm, x = nn.Linear(256, 64), nn.LayerNorm(256), noise(rows, 256) * 3 + 1
     norm.weight.copy_(noise(256, seed=1))
     norm.bias.copy_(noise(256, seed=2))
@@ -135,11 +132,11 @@ def test_norm_activation_and_residual_are_part_of_a_linear_layer(
     out, residual = torch.empty(rows, 64), noise(rows, 64, seed=3)
     added = residual.clone()
     operations = [
-        rounded.operation(x, out, norm=norm, epilogue=RowsEpilogue[epilogue]),
+        rounded.operation(x, out, norm=norm, epilogue=RowsEpilogue.GELU),
         rounded.operation(x, added, epilogue=RowsEpilogue.ADD),
     ]
     CONTEXT.run_all(operations, thread_bytes=rounded.thread_bytes)
-    assert (out - function(reference(norm(x)))).abs().max() < 2e-3, "a code may be rounded the other way"
+    assert (out - F.gelu(reference(norm(x)))).abs().max() < 2e-3, "a code may be rounded the other way"
     assert rms_error(added, reference(x) + residual) < 1e-5
 
 

@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from nightingale.backends.cuda import random_kernels, triton_support
-from nightingale.backends.cuda.flow import packed_estimator
+from nightingale.backends.cuda.flow import flow_launches, packed_estimator
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.hift import packed_hift
 from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
@@ -96,7 +96,9 @@ def compile_flow() -> None:
     small = {"encoder_width": 64, "encoder_heads": 4, "encoder_blocks": 1, "encoder_up_blocks": 1}
     config = FlowConfig(**small, encoder_ffn=64, estimator_mid_stages=1, estimator_stage_blocks=1)
     steps = FlowSteps(fill(Flow(config)), steps=1, precision=torch.bfloat16)
-    packed_estimator.PackedEstimator(steps, "eager").compile()
+    estimator = packed_estimator.PackedEstimator(steps, "eager")
+    for rows in (packed_estimator.TILE, flow_launches.MANY_ROWS):
+        estimator.compile(rows)
 
 
 def compile_hift() -> None:
@@ -110,7 +112,7 @@ def compile_hift() -> None:
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    triton_support.supports_pdl = lambda _: True
+    triton_support.supports_pdl = flow_launches.supports_pdl = lambda _: True
     with torch.inference_mode():
         compile_random()
         compile_sampling()

@@ -39,11 +39,15 @@ def test_a_window_is_that_of_library_calls(guided: bool) -> None:
     check(flow, [window_of(flow, 5, 4)], steps=2 if CUDA else 1)
 
 
-def test_windows_of_a_large_batch_are_those_of_library_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nightingale.backends.cuda.flow import packed_estimator
+@pytest.mark.parametrize("tma", [False, True])
+def test_windows_of_a_large_batch_are_those_of_library_calls(
+    tma: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nightingale.backends.cuda.flow import flow_launches
 
     flow = tiny_flow(guided=False)
-    monkeypatch.setattr(packed_estimator, "MANY_ROWS", 0)
+    monkeypatch.setattr(flow_launches, "MANY_ROWS", 1)
+    monkeypatch.setattr(flow_launches, "uses_tma", lambda x: tma)
     windows = mixed(flow)
     check(flow, windows if CUDA else windows[1:3], steps=2 if CUDA else 1)
 
@@ -61,13 +65,13 @@ def test_windows_begin_at_tiles_and_graphs_have_few_sizes() -> None:
 @pytest.mark.requires_cuda
 @pytest.mark.parametrize("guided", [True, False])
 def test_on_a_gpu_large_tiles_and_graphs_give_the_windows_of_library_calls(guided: bool) -> None:
-    from nightingale.backends.cuda.flow import packed_estimator
+    from nightingale.backends.cuda.flow import flow_launches
 
     flow = tiny_flow(guided=guided)
     check(flow, mixed(flow), steps=2)
     windows = mixed(flow)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_estimator, "MANY_ROWS", 0)
+        patch.setattr(flow_launches, "MANY_ROWS", 1)
         check(flow, windows, steps=2)
         steps = FlowSteps(flow, steps=3, precision=torch.bfloat16)
         expected = FlowWindows(steps, kernels="triton", mode="eager")(windows)

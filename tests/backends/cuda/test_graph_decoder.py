@@ -197,3 +197,29 @@ def test_logits_that_are_not_numbers_end_one_request_and_no_other(
         ]  # in every slot, the poisoned one too
         for stream in again:
             assert sum(len(chunk.samples) for chunk in stream) == 21 * 960
+
+
+def test_a_slot_is_moved_only_if_a_gap_is_left_before_it(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, int]] = []
+    move = DecodeLoop.move
+
+    def count(self: DecodeLoop, source: int, target: int) -> None:
+        moved.append((source, target))
+        move(self, source, target)
+
+    monkeypatch.setattr(DecodeLoop, "move", count)
+    with engine(tiny_model, device=True) as tts:
+        decoder = tts._worker.decoder
+        assert isinstance(decoder, GraphDecoder)
+        decoder._places = {0: 0, 1: 1, 2: 2, 3: 3}
+        decoder._running = dict.fromkeys(decoder._places)  # type: ignore[arg-type]
+        for last in (3, 2, 1):  # as the scheduler closes a gap: the last one takes the free slot
+            decoder.release(0)
+            decoder.move(last, 0)
+        assert decoder._places == {0: 1}
+        assert not moved
+        decoder._loop._slots[1] = (1, False)
+        decoder._close_gaps()
+    assert moved == [(1, 0)]

@@ -28,7 +28,7 @@ from nightingale.backends.torch.weights import in_memory  # noqa: E402
 from nightingale.decoding.host_decoder import DecodeRow  # noqa: E402
 from nightingale.models.chatterbox.t3.config import ENGLISH, NANO, T3Config  # noqa: E402
 from nightingale.models.chatterbox.t3.model import T3  # noqa: E402
-from nightingale_lab.bench.mlx_precisions import logit_error  # noqa: E402
+from nightingale_lab.bench.mlx_logits import logit_error  # noqa: E402
 
 FLOAT32 = Case("mlx", "float32")
 TOKENS = 64

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +15,19 @@ import soundfile
 
 mx = pytest.importorskip("mlx.core")
 
+from safetensors.numpy import save_file  # noqa: E402
 from synthetic_clip import voice_like  # noqa: E402
 from tiny_torch import TINY_PRESET, load_tiny  # noqa: E402
 
 from nightingale.backends.mlx import arrays  # noqa: E402
+from nightingale.backends.mlx.host_blas import load_fast_blas  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.engine.load import Model  # noqa: E402
 from nightingale.engine.tts import TTS  # noqa: E402
 from nightingale.errors import NightingaleError  # noqa: E402
+from nightingale.models.chatterbox.presets import PRESETS  # noqa: E402
+from nightingale_lab.bench import mlx_precisions  # noqa: E402
+from nightingale_lab.random_models import random_networks, random_voice, save_weights  # noqa: E402
 
 TEXTS = ("One sentence.", "Another, longer sentence.", "A third.")
 
@@ -112,6 +120,31 @@ def test_a_voice_is_enrolled_by_another_backend(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
+def test_nano_of_full_size_speaks_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public interface over a folder as the hub has it, with random weights: quantized, cached, streamed."""
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "nano"
+    folder.mkdir()
+    save_weights(random_networks(PRESETS["nano"]), folder)
+    (folder / "t3.safetensors").rename(folder / "t3_nano_v1.safetensors")
+    (folder / "s3gen.safetensors").rename(folder / "s3gen_meanflow.safetensors")
+    save_file({}, folder / "ve.safetensors")  # for cloning, which is not part of this
+    (folder / "vocab.json").write_text(json.dumps({"H": 0, "i": 1, ".": 2, "<|endoftext|>": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "added_tokens.json").write_text("{}")
+    random_voice(PRESETS["nano"]).save(folder / "voice.safetensors")
+    for profile, precision in (("balanced", "bfloat16"), ("fast", "int8")):
+        with TTS(folder, device="mlx", profile=profile, stream="block") as engine:
+            chosen = [(choice.backend.name, choice.precision) for choice in engine.plan.choices]
+            assert chosen == [("mlx", precision), ("mlx", "float32")]
+            first = next(iter(engine.stream("Hi.", voice=folder / "voice.safetensors", seed=1)))
+        assert len(first.samples) > 2400
+        assert np.isfinite(first.samples).all()
+        assert first.samples.std() > 0
+    assert list((tmp_path / "home").rglob("*.safetensors")), "quantized layers are cached"
+
+
+@pytest.mark.slow
 def test_wren_speaks_as_with_pytorch() -> None:
     """The wheel of MLX for Linux has a slow matrix product: this takes a quarter of a minute."""
     spoken = []
@@ -121,3 +154,19 @@ def test_wren_speaks_as_with_pytorch() -> None:
     mine, theirs = spoken
     assert mine.shape == theirs.shape
     assert np.sqrt(np.square(mine - theirs).mean()) < 0.01 * theirs.std()
+
+
+@pytest.mark.slow
+def test_wren_takes_at_most_two_and_a_half_times_the_cpu_time_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The benchmark's own line, over three sentences; functions that MLX compiles for new shapes are in it."""
+    if load_fast_blas() is None:
+        pytest.skip("neither PyTorch nor the system has OpenBLAS, so MLX uses the BLAS of its wheel")
+    rows = ["PyTorch float32", "MLX float32"]
+    monkeypatch.setattr(sys, "argv", ["", "--sentences", "3", "--recognizers", "", "--only", *rows])
+    mlx_precisions.main()
+    printed = capsys.readouterr().out
+    ratio = re.search(r"MLX float32: CPU time [\d.]+ \(([\d.]+) times", printed)
+    assert ratio is not None, printed
+    assert float(ratio[1]) <= 2.5, printed

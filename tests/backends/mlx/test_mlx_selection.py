@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -131,10 +132,40 @@ def test_a_model_without_weights_is_refused() -> None:
     assert MlxBackend().unsupported_reason("renderer", NOISE, setup) == "the model has no weights"
 
 
-def test_an_old_mlx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("old", ["0.22.1", "0.31rc1", "0.9.dev20260101"])
+def test_an_old_mlx_is_refused(monkeypatch: pytest.MonkeyPatch, old: str) -> None:
     monkeypatch.setattr(capabilities, "find_spec", lambda name: object())
-    monkeypatch.setattr(capabilities, "version", lambda name: "0.22.1")
-    assert "mlx 0.22.1 is too old" in str(capabilities.missing_reason())
+    monkeypatch.setattr(capabilities, "version", lambda name: old)
+    assert f"mlx {old} is too old" in str(capabilities.missing_reason())
+
+
+def test_an_mlx_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel for another system, or an old C library."""
+    monkeypatch.setattr(capabilities, "find_spec", lambda name: object())
+    monkeypatch.setattr(capabilities, "version", lambda name: "0.32.0")
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    assert "mlx" in str(capabilities.missing_reason())
+    with pytest.raises(DeviceError, match="mlx"):
+        capabilities.probe("mlx")
+
+
+@pytest.mark.parametrize("model", ["english", "multilingual", "turbo", "nano"])
+def test_the_figures_of_the_docs_are_those_of_their_formulas(model: str) -> None:
+    """They were not measured on a Mac: docs/apple.md says so, and gives the formulas."""
+    page = (Path(__file__).parents[3] / "docs" / "apple.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"]
+    info = ModelInfo(name=model, preset=PRESETS[model], defaults=MODEL_DEFAULTS[model])
+    needed = [capabilities.needed_bytes(info, one) / 2**30 for one in ("float32", "bfloat16", "int8", "int4")]
+    (memory,) = [row[1:] for row in rows if model in row[0].split(", ") and "GiB" in row[1]]
+    assert memory == [f"{one:.1f} GiB" for one in needed]
+    t3 = PRESETS[model].t3
+    for row in rows:
+        if row[0].startswith(f"{model}, "):
+            precision = row[0].removeprefix(f"{model}, ")
+            tables = 2 * t3.backbone.width * (t3.text_vocab + t3.speech_vocab)  # not read for a token
+            read = capabilities.weight_bytes(t3, precision) - tables
+            if precision in ("bfloat16", "int8"):
+                assert row[1:] == [f"{25 * read / gb / 1e9:.2f}" for gb in (68, 120, 546)]
 
 
 def test_doctor_on_a_mac_says_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,14 @@ def test_a_file_loads_like_the_network_in_memory(tmp_path: Path) -> None:
     )
 
 
+def test_weights_are_row_major_whatever_order_a_network_in_memory_has() -> None:
+    network = torch.nn.Linear(6, 4)
+    network.weight.data = network.weight.data.T.contiguous().T
+    taken = weight_files._state(network)["weight"]
+    assert memoryview(taken).strides == (24, 4)
+    assert np.array_equal(np.array(taken), network.weight.detach().numpy())
+
+
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [

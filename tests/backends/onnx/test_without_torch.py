@@ -72,7 +72,7 @@ def test_the_fast_profile_needs_no_torch() -> None:
     assert answer["torch"] == []
 
 
-@pytest.mark.parametrize("draft", ["guess", "lookup"])
+@pytest.mark.parametrize("draft", ["head", "lookup"])
 def test_drafts_need_no_torch_and_change_nothing(draft: str) -> None:
     plain, drafted = speak("balanced+decoder=float32"), speak(f"balanced+draft={draft}")
     assert drafted["plan"] == [["onnx", "float32"], ["onnx", RENDERER]]

@@ -24,11 +24,11 @@ from nightingale.models.chatterbox.t3.draft_head import DraftHead
 def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
     bare = ModelSource(tiny_model.info, {"t3": tmp_path / "t3.safetensors"})
     with pytest.raises(ConfigError, match=r"no draft_head\.safetensors beside the weights of noise"):
-        find_draft_head(bare, "guess")
+        find_draft_head(bare, "head")
     with pytest.raises(ConfigError, match="no such draft"):
-        find_draft_head(tiny_model.source, "guess")
+        find_draft_head(tiny_model.source, "head")
     with pytest.raises(ConfigError, match="train draft"):
-        TTS.over(tiny_model, "exact+draft=guess")
+        TTS.over(tiny_model, "exact+draft=head")
 
 
 def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
 def test_wren_samples_the_same_tokens_with_its_draft_head(temperature: float) -> None:
     """ONNX Runtime, which the tests' environment has, runs T3 and the head."""
     said = []
-    for profile in ("balanced", "balanced+draft=guess"):
+    for profile in ("balanced", "balanced+draft=head"):
         with TTS("wren", profile=profile) as tts:
             said.append(tts.say("A small bird sang before it was light.", seed=3, temperature=temperature))
     plain, drafted = said

@@ -64,10 +64,10 @@ def short(tiny_model: Model) -> Model:
 
 
 def test_what_follows_a_profiles_name_is_switched_on() -> None:
-    made = profile_named("balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=guess")
-    assert made.name == "balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=guess"
+    made = profile_named("balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=head")
+    assert made.name == "balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=head"
     expected = replace(
-        BALANCED, name=made.name, cache="int8", keep=50, memory_bytes=3 * 2**29, slots=3, draft="guess"
+        BALANCED, name=made.name, cache="int8", keep=50, memory_bytes=3 * 2**29, slots=3, draft="head"
     )
     assert made == expected
     assert profile_named(made.name) == made, "its name says all of it"

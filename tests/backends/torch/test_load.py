@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tiny_torch import TINY_PRESET
 from torch import Tensor
 
-from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
+from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceConverter, VoiceError
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.onnx.torch_model import OnnxFormat
 from nightingale.backends.profiles import PROFILES, Preference
@@ -212,7 +212,9 @@ def test_turbo_speaks_from_its_own_file_names(tmp_path: Path) -> None:
     assert np.isfinite(audio.samples).all()
 
 
-def test_a_voice_is_made_by_listeners_loaded_when_needed(english: dict[str, Tensors], tmp_path: Path) -> None:
+def test_a_clip_becomes_a_voice_and_is_converted_without_t3(
+    english: dict[str, Tensors], tmp_path: Path
+) -> None:
     folder = folder_of(tmp_path / "m", english)
     t = np.arange(48_000) / 24_000
     soundfile.write(tmp_path / "a.wav", 0.3 * np.sin(2 * np.pi * 200 * t * (1 + t)), 24_000)
@@ -220,6 +222,9 @@ def test_a_voice_is_made_by_listeners_loaded_when_needed(english: dict[str, Tens
     voice = tts.voice(tmp_path / "a.wav")
     assert (len(voice.speaker), len(voice.flow_speaker), len(voice.flow_prompt_mel)) == (256, 192, 100)
     assert tts.say("Hello", voice=voice, seed=1).sha256 != tts.say("Hello", seed=1).sha256
+    (folder / "t3_cfg.safetensors").unlink()
+    with VoiceConverter.load(folder, kind="english") as converter:
+        assert converter.convert(tmp_path / "a.wav", voice=voice, seed=1).seconds == pytest.approx(2.0)
 
 
 def test_a_folder_without_listeners_still_says_which_file_is_missing(

@@ -222,7 +222,7 @@ def test_rewinding_equals_never_having_drafted(
     drafted, plain = cell_runner(t3, plan, batched=batched), cell_runner(t3, plan)
     for runner in (drafted, plain):
         begin(runner, [2, 1])
-    # Far enough that every ring has come round, with guesses of every length on the way.
+    # Far enough that every ring has come round, with drafts of every length on the way.
     for step in range(1, 21):
         count = step % (LONGEST + 1)
         trials = [
@@ -255,7 +255,7 @@ def test_a_pass_over_several_tokens_scores_as_so_many_steps(windows: bool, nets:
 @pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
 @pytest.mark.parametrize("kind", ["exit", "same"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
-def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
+def test_speculative_decoding_over_quantized_blocks_gives_the_tokens_of_plain_decoding(
     kind: str, windows: bool, temperature: float, nets: dict[str, T3]
 ) -> None:
     name = "multilingual"

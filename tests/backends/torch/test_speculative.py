@@ -45,7 +45,7 @@ POOL = {
     "spare": LONGEST,
     "max_new_tokens": BUDGET,
 }
-DRAFTS = ["lookup", "same", "other", "guess"]
+DRAFTS = ["lookup", "same", "other", "head"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def draft_of(kind: str, name: str, nets: dict[str, T3], runner: TorchRunner) -> 
     """Return a lookup, a draft head, the target itself, which is always right, or the other family."""
     if kind == "lookup":
         return LookupDraft()
-    if kind == "guess":
+    if kind == "head":
         return HiddenStateDraft(runner, TorchDraftHead(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
     own = EmbeddedRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ def opened(model: Model, draft: str) -> Decoder:
 
 def test_a_draft_head_that_does_not_exist_is_refused(tiny_model: Model) -> None:
     with pytest.raises(ConfigError, match="no such draft"):
-        opened(tiny_model, "guess")
+        opened(tiny_model, "head")
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("onnx", "int8"), ("cuda", "bfloat16")])
@@ -362,7 +362,7 @@ def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
     assert [round(costs.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 1.3, 1.5, 1.5]
     both = costs.row_by_row(2)
     assert [round(both.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 2.6, 3.0, 3.0]
-    assert DraftLength(both).next(1) == 0, "a guided utterance is not guessed for"
+    assert DraftLength(both).next(1) == 0, "nothing is drafted for a guided utterance"
 
 
 def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any) -> None:

@@ -92,7 +92,7 @@ def difference(one: Said, other: Said) -> float:
     return sum((a - b) ** 2 / (a + b) for a, b in [*pairs, (rest[0], rest[1])])
 
 
-@pytest.mark.parametrize("utterances", [4000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("utterances", [FEW, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_drafts_do_not_change_the_distribution_of_tokens(t3: T3, utterances: int) -> None:
     plain, none = drawn(t3, first_seed=0, with_draft=False, utterances=utterances)
     drafted, accepted = drawn(t3, first_seed=10_000_000, with_draft=True, utterances=utterances)

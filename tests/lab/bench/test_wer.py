@@ -139,3 +139,28 @@ def test_words_are_skipped_or_repeated_only_if_all_recognizers_agree(
     transcripts: list[str], count: int
 ) -> None:
     assert skipped_or_repeated("He told her that he had gone.", transcripts) == count
+
+
+@pytest.mark.parametrize(
+    ("expected", "transcript"),
+    [
+        ("We walked along the river bank.", "We walked along the riverbank."),
+        (
+            "Whoever paints the riverbank likes that colour.",
+            "Who ever paints the river bank likes that color.",
+        ),
+        ("It took twelve years.", "It took 12 years."),
+        ("The dog wagged its tail.", "The dog wagged it's tail."),
+        ("They met in Nottingham.", "They met in nodding him."),
+    ],
+)
+def test_other_spellings_are_no_skipped_or_repeated_words(expected: str, transcript: str) -> None:
+    assert skipped_or_repeated(expected, [transcript, transcript]) == 0
+
+
+def test_a_lost_clause_and_a_doubled_one_are_counted_word_by_word() -> None:
+    expected = "She asked him why he was so late and he told her that he had been teaching."
+    lost = "She asked him why he and he told her that he had been teaching."
+    assert skipped_or_repeated(expected, [lost, lost]) == 3
+    doubled = "She asked him why he was so late and he told her that he told her that he had been teaching."
+    assert skipped_or_repeated(expected, [doubled, doubled]) == 4

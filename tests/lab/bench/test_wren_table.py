@@ -15,13 +15,12 @@ from nightingale.engine.load import Model
 from nightingale_lab.bench.endings import expected_seconds
 from nightingale_lab.bench.quality import Clip, Quality, measure, measure_clip
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.bench.wren import (
+from nightingale_lab.bench.wren import render, rises
+from nightingale_lab.bench.wren_goals import (
     Goal,
     Speed,
     TableResults,
     goals,
-    render,
-    rises,
     share_with_errors,
     skipped_per_10000,
     table,

@@ -22,6 +22,7 @@ ABSENT = (
 """Packages that a GPU machine may lack."""
 SCRIPTS = {
     "cpu.py": ("table", "parts"),
+    "fleet.py": ("capacity", "rows"),
     "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
     "kv_cache.py": ("agree", "time"),
     "onnx_blocks.py": ("processor_ms",),
@@ -35,6 +36,8 @@ NEEDS_UPSTREAM = ("upstream_side.py",)
 NEEDS_PYPI = ("upstream_env.py",)
 PARTS_OF_OTHERS = ("gpu_models.py",)
 NEEDS_EXECUTORCH = ("executorch_programs.py",)
+NEEDS_RAY = ("cluster.py",)
+"""Small runs of these are in tests/cluster."""
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -68,6 +71,7 @@ def test_every_script_has_a_small_run() -> None:
         *NEEDS_PYPI,
         *PARTS_OF_OTHERS,
         *NEEDS_EXECUTORCH,
+        *NEEDS_RAY,
     }
 
 

@@ -21,7 +21,7 @@ from nightingale_lab.train.loop import read_log
 
 ROOT = Path(__file__).parents[3]
 TOKENS = 12
-SAY_OPTIONS = ("--device", "cpu", "--seed", "1", "--json")
+SAY_OPTIONS = ("--device", "cpu", "--seed", "1", "--json", "--yes")
 
 
 def documented_commands(model: str) -> list[list[str]]:

@@ -48,6 +48,19 @@ def test_the_average_follows_and_can_start_over() -> None:
     assert torch.equal(ema.average[0], weight)
 
 
+def test_the_average_follows_a_parameter_whose_storage_moves() -> None:
+    """cuDNN moves the weights of an LSTM when it first runs it."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    ema = Ema([weight], decay=0.9)
+    with torch.no_grad():
+        weight.set_(torch.ones(3))  # type: ignore[call-overload]
+    ema.update()
+    assert torch.allclose(ema.average[0], torch.full((3,), 0.1))
+    with ema.swapped_in():
+        assert torch.allclose(weight.detach(), torch.full((3,), 0.1))
+    assert torch.equal(weight.detach(), torch.ones(3))
+
+
 def _line() -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
     torch_generator = torch.Generator().manual_seed(0)
     line = torch.nn.Linear(4, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightingale_lab.train import assets, session
+from nightingale_lab.train import assets, human_clips, session
 from nightingale_lab.train.__main__ import build_parser
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -25,7 +25,11 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_a_stage_accepts_the_arguments_of_the_recipe(command: str) -> None:
     stage, *arguments = shlex.split(command, comments=True)
-    parsers = {"assets": assets.build_parser, "session": session.parser}
+    parsers = {
+        "assets": assets.build_parser,
+        "human-clips": human_clips.build_parser,
+        "session": session.parser,
+    }
     if stage in parsers:
         assert parsers[stage]().parse_args(arguments)
     else:

@@ -169,6 +169,27 @@ def test_a_step_never_asks_the_host_and_keeps_channels_last(bank: AudioBank) -> 
     assert seen.layouts == {True}
 
 
+def test_the_plans_of_transforms_are_those_of_the_steps(
+    bank: AudioBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, shapes = VocoderStage(bank, TINY, device=CPU, seed=0), []
+    rfft = torch.fft.rfft
+
+    def noted(frames: torch.Tensor) -> torch.Tensor:
+        shapes.append((frames.shape, frames.stride()))
+        return rfft(frames)
+
+    monkeypatch.setattr(torch.fft, "rfft", noted)
+    stage.create_fft_plans()
+    planned = set(shapes)
+    shapes.clear()
+    stage.sample()
+    stage.mel_step()
+    stage.gan_step()
+    assert shapes
+    assert set(shapes) <= planned
+
+
 def test_a_fresh_network_is_quiet_and_not_silent() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

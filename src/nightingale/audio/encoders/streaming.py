@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
 
@@ -114,8 +114,13 @@ class FFmpegEncoder:
         options: dict[str, str],
         rate_hz: int,
         bit_rate: int | None,
+        file: BinaryIO | None = None,
     ) -> None:
-        """Open an encoder; a lossless codec has no default bit rate and ignores `bit_rate`."""
+        """Open an encoder; a lossless codec has no default bit rate and ignores `bit_rate`.
+
+        With `file`, which can seek, it writes there, and `feed` and `finish` return nothing: for formats such as
+        MP4, whose index is at the end.
+        """
         try:
             import av
         except ImportError as error:
@@ -128,7 +133,7 @@ class FFmpegEncoder:
         self._output = _Output()
         # Each packet at once: FFmpeg would otherwise fill 32 KB first, four seconds of MP3.
         self._container = av.open(
-            self._output, "w", format=muxer, options=options, container_options={"flush_packets": "1"}
+            file or self._output, "w", format=muxer, options=options, container_options={"flush_packets": "1"}
         )
         # Any: PyAV has no type for the stream of a codec whose name is not a literal.
         self._stream = cast("Any", self._container.add_stream(codec, rate=rate_hz, layout="mono"))

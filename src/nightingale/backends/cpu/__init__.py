@@ -8,17 +8,23 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from nightingale.backends.base import TORCH_MISSING, Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import (
+    TORCH_MISSING,
+    Backend,
+    Decoder,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     name = "cpu"
     description = "int8 and bf16 kernels generated for this processor"
     device_kinds: tuple[str, ...] = ("cpu",)
-
-    def probe(self, device: str) -> None:
-        """Leave it to the torch backend to describe a CPU."""
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         if importlib.util.find_spec("torch") is None:
@@ -36,9 +42,6 @@ class CpuBackend:
             return opening.decoder_unsupported_reason(model, setup)
         return opening.renderer_unsupported_reason(setup)
 
-    def decoder_threads(self) -> None:
-        """Leave it to the renderer."""
-
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.cpu.opening import open_decoder
 
@@ -48,6 +51,3 @@ class CpuBackend:
         from nightingale.backends.cpu.opening import open_renderer
 
         return open_renderer(source, setup)
-
-    def open_encoders(self, source: ModelSource, setup: Setup) -> None:
-        """Clone no voices: the torch backend does."""

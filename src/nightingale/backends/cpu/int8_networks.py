@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
@@ -142,7 +143,38 @@ class Int8Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Int8Conv1d(CustomConv1d):
+class FusedConv1d(CustomConv1d):
+    """A convolution with the activation before it, and the sum with a residual after it."""
+
+    def convolve_unpadded(self, x: Tensor) -> Tensor:
+        return self.run(x, left=0, columns=x.shape[-1] - self.span)
+
+    @property
+    def span(self) -> int:
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
+        return super().forward(x, state) if state is not None else self.same(x)
+
+    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
+        """Apply `snake`, convolve with padding, and add a contiguous residual."""
+        columns = x.shape[-1] + self.left + self.right - self.span
+        return self.run(x, left=self.left, columns=columns, snake=snake, residual=residual)
+
+    @abstractmethod
+    def run(
+        self,
+        x: Tensor,
+        *,
+        left: int,
+        columns: int,
+        snake: FusedSnake | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return `columns` outputs; the first one reads `left` zeros before x."""
+
+
+class Int8Conv1d(FusedConv1d):
     def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
@@ -167,21 +199,6 @@ class Int8Conv1d(CustomConv1d):
             return False
         return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
-    def convolve_unpadded(self, x: Tensor) -> Tensor:
-        return self.run(x, left=0, columns=x.shape[-1] - self.span)
-
-    @property
-    def span(self) -> int:
-        return (self.kernel_size[0] - 1) * self.dilation[0]
-
-    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
-        return super().forward(x, state) if state is not None else self.same(x)
-
-    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
-        """Apply `snake`, convolve with padding, and add a contiguous residual."""
-        columns = x.shape[-1] + self.left + self.right - self.span
-        return self.run(x, left=self.left, columns=columns, snake=snake, residual=residual)
-
     def run(
         self,
         x: Tensor,
@@ -191,7 +208,6 @@ class Int8Conv1d(CustomConv1d):
         snake: FusedSnake | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return `columns` outputs; the first one reads `left` zeros before x."""
         if x.stride(2) != 1:
             x = x.contiguous()
         (batch, channels, _), op = x.shape, Conv1dOp

@@ -8,7 +8,7 @@ verified in one pass that gives the bits of single steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from nightingale.backends.cpu.t3_program import T3Program
 from nightingale.backends.shared.slot_runner import SlotRunner
 from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings
 from nightingale.backends.torch.runner import embed_prompt
+from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
@@ -67,8 +68,12 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
+        self.traces.begin(slot, prompt.trace)
         x = embed_prompt(self._t3, prompt, max_new_tokens=self._max_new_tokens)
-        return self.prefill_embeddings(slot, x.float().numpy())
+        logits = self.prefill_embeddings(slot, x.float().numpy())
+        if prompt.trace is not None:
+            self._trace_keys(slot, prompt.trace)
+        return logits
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
@@ -120,31 +125,80 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
                 positions += range(turn.position, turn.position + count)
                 past += range(length, length + count)
         self._embeddings.embed(self._program.stream[: len(tokens)], tokens, positions, past)
-        logits, hidden = self._pass(sequences, len(tokens), logits_tokens=len(tokens))
+        traces = [self.traces[turn.slot] for turn in turns if turn.slot in self.traces]
+        queries = self._query_buffers(traces, len(tokens))
+        logits, hidden = self._pass(sequences, len(tokens), logits_tokens=len(tokens), queries=queries)
         out, first = [], 0
         for turn in turns:
             shape = self.rows[turn.slot], len(turn.tokens), -1
+            if turn.slot in self.traces:
+                self._trace_queries(
+                    self.traces[turn.slot], queries, slice(first, first + shape[1]), turn.position
+                )
             own = slice(first, first := first + shape[0] * shape[1])
             self._hidden[turn.slot] = turn.position, hidden[own].reshape(shape)
             out.append(logits[own].reshape(shape))
         return out
 
     def _pass(
-        self, sequences: Sequence[tuple[int, int, int, int]], tokens: int, *, logits_tokens: int
+        self,
+        sequences: Sequence[tuple[int, int, int, int]],
+        tokens: int,
+        *,
+        logits_tokens: int,
+        queries: Mapping[int, Floats],
     ) -> tuple[Logits, Floats]:
         """Run the program; return the logits of the last tokens, and the hidden states of all."""
         hidden = None if self._captured is None else self._captured[:tokens]
-        logits = self._program.run(sequences, logits_tokens=logits_tokens, hidden=hidden).numpy()
+        logits = self._program.run(
+            sequences, logits_tokens=logits_tokens, hidden=hidden, queries=queries
+        ).numpy()
         return logits, np.zeros((tokens, 0), np.float32) if hidden is None else hidden.copy()
 
     def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
+        slot, other_row = divmod(row, self.rows_per_slot)
+        trace = None if other_row else self.traces.get(slot)
         for first in range(0, len(x), MAX_TOKENS):
             part = x[first : first + MAX_TOKENS]
             self._program.stream[: len(part)] = part
             is_last = first + len(part) == len(x)
             sequence = (0, len(part), row, known + first)
-            logits, hidden = self._pass([sequence], len(part), logits_tokens=int(is_last))
+            queries = self._query_buffers([trace] if trace is not None and is_last else [], len(part))
+            logits, hidden = self._pass([sequence], len(part), logits_tokens=int(is_last), queries=queries)
+        if trace is not None:
+            self._trace_queries(trace, queries, slice(len(part) - 1, len(part)), 0)
         return logits[0], hidden[-1:]
+
+    def _query_buffers(self, traces: Sequence[AttentionTrace], tokens: int) -> dict[int, Floats]:
+        """Return buffers for the queries of the layers that are traced in a pass."""
+        width = self._t3.config.backbone.width
+        return {layer: np.zeros((tokens, width), np.float32) for one in traces for layer in one.layers}
+
+    def _trace_keys(self, slot: int, trace: AttentionTrace) -> None:
+        """Give a trace the keys of its text, and the rotary tables from the query before the first token on."""
+        row, length = slot * self.rows_per_slot, self.lengths[slot]
+        text, head_dim = trace.text_positions(length), self._head_dim
+        keys = [
+            # Blocks of positions side by side.
+            self.pool["keys"][row, layer, head].transpose(0, 2, 1).reshape(-1, head_dim)[text]
+            for layer, head in trace.heads
+        ]
+        rotary = self._program.rotary or ()
+        trace.set_keys(keys, [table[length - 1 :, : head_dim // 2] for table in rotary])
+
+    def _trace_queries(
+        self, trace: AttentionTrace, queries: Mapping[int, Floats], tokens: slice, first: int
+    ) -> None:
+        """Give a trace the queries of some tokens of a pass, the first of which is its row `first`."""
+        size = self._head_dim
+        trace.set_queries(
+            first, [queries[layer][tokens, head * size : (head + 1) * size] for layer, head in trace.heads]
+        )
+
+    @property
+    def _head_dim(self) -> int:
+        backbone = self._t3.config.backbone
+        return backbone.width // backbone.heads
 
     def _views(self, row: int, positions: int) -> dict[str, NDArray[Any]]:
         """Return the first positions of a row's keys and values, (layers, heads, …)."""

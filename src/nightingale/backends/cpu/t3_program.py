@@ -14,7 +14,7 @@ layers too, the table is run in parts; the head's own operations follow at its e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -73,16 +73,16 @@ class T3Program:
         self._weights = load_packed(packed)
         self._layers, bits = backbone.layers, 4 if self._weights["logits.scales"].dtype == np.float16 else 8
         sizes = width, 3 * width, width, inner, len(self._weights["logits.codes"]) * TILE_OUTPUTS
-        self.stream, qkv, attended, hidden, self._logits = (
+        self.stream, self._qkv, attended, hidden, self._logits = (
             page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
         )
         self._zero_bias: Floats = page_aligned_zeros((max(2 * inner, *sizes),))
         self._ops: list[tuple[int, dict[Any, Any]]] = []
         activation = Epilogue.SWIGLU if is_llama else Epilogue.GELU
         for layer in range(backbone.layers):
-            self._linear(f"{layer}.qkv", self.stream, qkv, Epilogue.STORE)
+            self._linear(f"{layer}.qkv", self.stream, self._qkv, Epilogue.STORE)
             cache = {AttentionOp.KEYS: keys[0, layer], AttentionOp.VALUES: values[0, layer]}
-            self._ops.append((t3_operations.T3Opcode.ATTENTION, {AttentionOp.QKV: qkv, **cache}))
+            self._ops.append((t3_operations.T3Opcode.ATTENTION, {AttentionOp.QKV: self._qkv, **cache}))
             self._linear(f"{layer}.out", attended, self.stream, Epilogue.ADD)
             self._linear(f"{layer}.up", self.stream, hidden, activation)
             self._linear(f"{layer}.down", hidden, self.stream, Epilogue.ADD)
@@ -92,7 +92,8 @@ class T3Program:
         if draft is not None:
             self._ops += draft.operations(self._op_count, self._weights)
             inner = max(inner, draft.max_inputs)
-        cos, sin = self._rotary = rotary_tables(t3, capacity) or (self._zero_bias, self._zero_bias)
+        self.rotary = rotary_tables(t3, capacity)
+        cos, sin = self.rotary or (self._zero_bias, self._zero_bias)
         self._sequences: NDArray[np.int64] = np.zeros(
             (t3_operations.MAX_TOKENS, len(SequenceField)), np.int64
         )
@@ -114,24 +115,32 @@ class T3Program:
         *,
         logits_tokens: int,
         hidden: Floats | None = None,
+        queries: Mapping[int, Floats] | None = None,
     ) -> Tensor:
         """Run a step over the embeddings in `stream`; return the logits (logits_tokens, vocab) of the last.
 
         `sequences` has a row of `SequenceField` for each sequence. hidden: (tokens, (1 + TAPS) · width), gets what
-        a draft head reads.
+        a draft head reads. queries: (tokens, width) by layer, get the queries of layers before positions are applied.
         """
         self._sequences[: len(sequences)] = sequences
         job = self._pool.job
         tokens = sum(sequence[SequenceField.TOKENS] for sequence in sequences)
         job[T3Job.TOKENS], job[T3Job.SEQUENCE_COUNT] = tokens, len(sequences)
         job[T3Job.LOGITS_TOKENS], first = logits_tokens, 0
+        copies: list[
+            tuple[int, Floats, Floats]
+        ] = []  # the operation before which something is copied, from, to
         if hidden is not None:
             final, *taps = np.split(hidden, 1 + TAPS, axis=1)
             for tap, layer in zip(taps, tapped_layers(self._layers), strict=True):
-                if before := range(first, OPS_PER_LAYER * layer):
-                    self._pool.run(before)
-                    first = before.stop
-                tap[:] = self.stream[:tokens]
+                copies.append((OPS_PER_LAYER * layer, self.stream[:tokens], tap))
+        for layer, into in (queries or {}).items():
+            copies.append((OPS_PER_LAYER * layer + 1, self._qkv[:tokens, : into.shape[1]], into))
+        for end, source, into in sorted(copies, key=lambda copy: copy[0]):
+            if before := range(first, end):
+                self._pool.run(before)
+                first = end
+            into[:] = source
         self._pool.run(range(first, self._op_count))
         if hidden is not None:
             final[:] = self._final_norm(self.stream[:tokens])

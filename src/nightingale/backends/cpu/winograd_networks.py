@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import with_parts
-from nightingale.backends.cpu.int8_networks import CONTEXT, FusedSnake, Int8Conv1d
+from nightingale.backends.cpu.int8_networks import CONTEXT, FusedConv1d, FusedSnake, Int8Conv1d
 from nightingale.backends.cpu.kernels import winograd_conv1d
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
 from nightingale.backends.cpu.kernels.winograd_conv1d import (
@@ -28,7 +28,7 @@ from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
 from nightingale.models.layers.weight_layout import release_pages
 
 
-class WinogradConv1d(CustomConv1d):
+class WinogradConv1d(FusedConv1d):
     def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         hat = winograd_conv1d.transform_weight(plain.weight.detach().numpy())
@@ -45,16 +45,6 @@ class WinogradConv1d(CustomConv1d):
         small = layer.dilation[0] <= MAX_DILATION and layer.kernel_size[0] <= MAX_GROUPS * TILE
         return small and layer.out_channels % (MAX_PARTS * OUTPUT_BLOCK) == 0
 
-    def convolve_unpadded(self, x: Tensor) -> Tensor:
-        return self.run(x, left=0, columns=x.shape[-1] - (self.kernel_size[0] - 1) * self.dilation[0])
-
-    def forward(self, x: Tensor, state: Any = None) -> Tensor:
-        return super().forward(x, state) if state is not None else self.same(x)
-
-    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
-        """Apply `snake`, convolve with padding, and add a contiguous residual."""
-        return self.run(x, left=self.left, columns=x.shape[-1], snake=snake, residual=residual)
-
     def run(
         self,
         x: Tensor,
@@ -64,7 +54,6 @@ class WinogradConv1d(CustomConv1d):
         snake: FusedSnake | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return `columns` outputs; the first one reads `left` zeros before x."""
         if x.stride(2) != 1:
             x = x.contiguous()
         out, op = x.new_empty(x.shape[0], self.out_channels, columns), WinogradOp

@@ -7,9 +7,8 @@ from typing import Final
 
 from nightingale.backends.base import (
     TORCH_MISSING,
+    Backend,
     Decoder,
-    Encoders,
-    Machine,
     ModelInfo,
     ModelSource,
     Renderer,
@@ -29,13 +28,10 @@ def is_draft_head(name: str) -> bool:
     return name != speculation.LOOKUP and not speculation.draft_needs_torch(name)
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     name = "cuda"
     description = "CUDA graphs and Triton kernels; tokens are sampled on the GPU"
     device_kinds: tuple[str, ...] = ("cuda",)
-
-    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, PyTorch's backend describes GPUs
-        return None
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         machine, precision = setup.machine, setup.precision
@@ -69,9 +65,6 @@ class CudaBackend:
             )
         return None
 
-    def decoder_threads(self) -> None:
-        """Leave it to the renderer."""
-
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.cuda.graph_decoder import open_decoder
 
@@ -81,6 +74,3 @@ class CudaBackend:
         from nightingale.backends.cuda.graph_renderer import open_renderer
 
         return open_renderer(source, setup)
-
-    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
-        return None

@@ -20,6 +20,7 @@ from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
 from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS, find_draft_head
 from nightingale.backends.torch.draft_models import load_draft_head
+from nightingale.backends.torch.query_recorder import TracePass
 from nightingale.backends.torch.runner import Conditionings, embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
@@ -38,16 +39,19 @@ class GraphDecoder:
     """Decode on the GPU. In float32 a seed gives the tokens of `HostDecoder`, in any batch."""
 
     max_prefills = 16  # utterances that start together are rendered together
+    traces_attention = True
 
     def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
         self._loop, self._max_new_tokens = loop, max_new_tokens
-        self.kv_budget, self.kv_bytes, self.reset = kv_budget, loop.kv_bytes, loop.reset
+        self.kv_budget, self.kv_bytes = kv_budget, loop.kv_bytes
         self._conditionings: Conditionings = BytesLRU(CONDITIONING_BYTES)
         self._captures = loop.captures()
         self._running: dict[int, Decoding] = {}
         """The utterance of each slot in use."""
+        self._places: dict[int, int] = {}
+        """The loop's slot of each slot in use: `move` only renames it, and `_close_gaps` copies what must be."""
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
-        """Tokens to come, and the slot of each utterance when they were launched."""
+        """Tokens to come, and the loop's slot of each utterance when they were launched."""
         self._unread: dict[Decoding, list[int]] = {}
         """Tokens of utterances that took no part in the call that read them."""
         self._lengths: WeakKeyDictionary[Decoding, DraftLength] = WeakKeyDictionary()
@@ -57,9 +61,13 @@ class GraphDecoder:
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         limit, cache = self._max_new_tokens, self._conditionings
         prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=limit, cache=cache)
+        place = self._places[slot] if slot in self._places else self._free_place()
         self._loop.prefill(
-            slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
+            place, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
         )
+        if (trace := decoding.prompt.trace) is not None:
+            trace.update = TracePass(self._loop.t3, trace, prompt[:1]).update
+        self._places[slot] = place
         self._forget(slot)
         self._running[slot] = decoding
         return []
@@ -70,14 +78,15 @@ class GraphDecoder:
         All utterances advance, also those that are not among `rows`, whose tokens are returned later.
         """
         earlier = self._pending
+        self._close_gaps()
         launched = self._loop.launch(STEPS_AHEAD, self._draft_tokens())
-        self._pending = launched, {decoding: slot for slot, decoding in self._running.items()}
+        self._pending = launched, {decoding: self._places[slot] for slot, decoding in self._running.items()}
         if earlier is not None:
-            pending, slots = earlier
+            pending, places = earlier
             tokens, current = pending.take(), set(self._running.values())
-            for decoding, slot in slots.items():
+            for decoding, place in places.items():
                 if decoding in current:
-                    self._unread.setdefault(decoding, []).extend(tokens[slot])
+                    self._unread.setdefault(decoding, []).extend(tokens[place])
                     if pending.drafts:
                         self._count_drafted(decoding, pending)
         return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
@@ -89,7 +98,9 @@ class GraphDecoder:
         return self._draft_length(self._running[0]).next(1)
 
     def _draft_length(self, decoding: Decoding) -> DraftLength:
-        return self._lengths.setdefault(decoding, DraftLength(CUDA_COSTS, longest=self._loop.drafts))
+        return self._lengths.setdefault(
+            decoding, DraftLength(CUDA_COSTS[self._loop.rows], longest=self._loop.drafts)
+        )
 
     def _count_drafted(self, decoding: Decoding, pending: PendingTokens) -> None:
         for accepted in pending.accepted():
@@ -99,12 +110,30 @@ class GraphDecoder:
             self._draft_length(decoding).update(pending.drafts, accepted)
 
     def release(self, slot: int) -> None:
-        self._loop.release(slot)
+        if (place := self._places.pop(slot, None)) is not None:
+            self._loop.release(place)
         self._forget(slot)
 
+    def reset(self, slot: int) -> None:
+        if slot in self._places:
+            self._loop.reset(self._places[slot])
+
     def move(self, source: int, target: int) -> None:
-        self._loop.move(source, target)
+        self._places[target] = self._places.pop(source)
         self._running[target] = self._running.pop(source)
+
+    def _free_place(self) -> int:
+        """Return the loop's first slot that is not in use."""
+        used = set(self._places.values())
+        return next(place for place in range(len(used) + 1) if place not in used)
+
+    def _close_gaps(self) -> None:
+        """Move utterances of the loop so that its slots in use have no gaps: none, if all have ended together."""
+        for slot, place in self._places.items():
+            if place >= len(self._places):
+                free = self._free_place()
+                self._loop.move(place, free)
+                self._places[slot] = free
 
     def prepare(self) -> bool:
         """Capture one more graph: a capture takes a tenth of a second, too long for a listener."""

@@ -47,6 +47,11 @@ def compiling_ahead() -> Iterator[bool]:
             _COMPILES_ONLY.reset(token)
 
 
+def empty_output(shape: int | tuple[int, ...], **options: Any) -> torch.Tensor:
+    """Return memory for a kernel's result that is used as an index: zeros where kernels are only compiled."""
+    return (torch.zeros if _COMPILES_ONLY.get() else torch.empty)(shape, **options)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a Triton kernel, or only compile it: `compiling_ahead`."""
     if _COMPILES_ONLY.get():

@@ -8,8 +8,8 @@ one thread each: an array may cross threads only once it has been evaluated.
 from __future__ import annotations
 
 from nightingale.backends.base import (
+    Backend,
     Decoder,
-    Encoders,
     Machine,
     ModelInfo,
     ModelSource,
@@ -19,7 +19,7 @@ from nightingale.backends.base import (
 )
 
 
-class MlxBackend:
+class MlxBackend(Backend):
     name = "mlx"
     description = "MLX, for the GPU of Apple silicon"
     device_kinds: tuple[str, ...] = ("mlx",)
@@ -34,9 +34,6 @@ class MlxBackend:
 
         return capabilities.unsupported_reason(role, model, setup)
 
-    def decoder_threads(self) -> None:
-        """Leave it to the renderer."""
-
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.mlx.decoder import open_decoder
 
@@ -46,6 +43,3 @@ class MlxBackend:
         from nightingale.backends.mlx.renderer import open_renderer
 
         return open_renderer(source, setup)
-
-    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -39,7 +40,7 @@ def missing_reason() -> str | None:
         found = version("mlx")
     except PackageNotFoundError:
         return f"mlx is not installed ({INSTALL})"
-    if tuple(int(part) for part in found.split(".")[:2]) < MIN_VERSION:
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < MIN_VERSION:
         return f"mlx {found} is too old ({INSTALL})"
     load_fast_blas()
     try:
@@ -88,16 +89,23 @@ def unsupported_reason(role: Role, model: ModelInfo, setup: Setup) -> str | None
     return missing_reason()
 
 
+def weight_bytes(t3: T3Config, precision: str) -> float:
+    """Return the bytes of T3's weights: layers, embedding tables and head."""
+    itemsize = 4 if precision == "float32" else 2
+    tables = t3.backbone.width * (t3.text_vocab + 2 * t3.speech_vocab)
+    return t3.backbone.parameters * BYTES_PER_WEIGHT.get(precision, itemsize) + tables * itemsize
+
+
+def needed_bytes(model: ModelInfo, precision: str) -> float:
+    """Return the memory of one request: T3's weights and KV cache, and the renderer."""
+    itemsize = 4 if precision == "float32" else 2
+    return weight_bytes(model.preset.t3, precision) + model.kv_cache_bytes(1, itemsize) + RENDERER_BYTES
+
+
 def memory_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why a model does not fit the memory that the GPU may use, or None if it fits or that is not known."""
-    free, t3 = setup.machine.free_bytes, model.preset.t3
-    if free is None:
-        return None
-    itemsize = 4 if setup.precision == "float32" else 2
-    tables = t3.backbone.width * (t3.text_vocab + 2 * t3.speech_vocab)
-    layers = t3.backbone.parameters * BYTES_PER_WEIGHT.get(setup.precision, itemsize)
-    needed = layers + tables * itemsize + model.kv_cache_bytes(1, itemsize) + RENDERER_BYTES
-    if needed <= free:
+    free, needed = setup.machine.free_bytes, needed_bytes(model, setup.precision)
+    if free is None or needed <= free:
         return None
     gib = 1 << 30
     return f"it needs {needed / gib:.1f} GiB of memory, and the GPU may use {free / gib:.1f} GiB"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
@@ -36,6 +37,7 @@ class MlxDecoder:
     """Decode on MLX's device. In float32 a seed gives the tokens of `HostDecoder`."""
 
     max_prefills = 4
+    traces_attention = True
 
     def __init__(
         self, loops: Sequence[StaticDecodeLoop], kv_budget: KVBudget, *, max_new_tokens: int
@@ -106,6 +108,8 @@ class MlxDecoder:
         loop, row = self._place(slot)
         prompt = loop.t3.embed_prompt(decoding.prompt, max_new_tokens=self._max_new_tokens)
         loop.prefill(row, prompt, decoding)
+        if (trace := decoding.prompt.trace) is not None:
+            trace.update = partial(loop.t3.trace, prompt[:1], trace)
 
     def _take(self, block: TokenBlock, utterances: Mapping[Decoding, int]) -> None:
         tokens, current = block.take(), set(self._running.values())

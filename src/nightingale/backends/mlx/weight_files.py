@@ -180,4 +180,8 @@ def _state(network: Any) -> dict[str, mx.array]:
 
 
 def _to_mlx(tensor: Any) -> mx.array:
-    return mx.array(tensor.detach().float().cpu().numpy())
+    """Copy a PyTorch tensor in row-major order; MLX would keep another order, and round its products differently.
+
+    Engines on a CPU reorder the weights of the networks that they share.
+    """
+    return mx.array(np.ascontiguousarray(tensor.detach().float().cpu().numpy()))

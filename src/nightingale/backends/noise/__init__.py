@@ -8,9 +8,9 @@ behave as they do with real networks. Its audio is a tone per token under noise,
 from __future__ import annotations
 
 from nightingale.backends.base import (
+    Backend,
     Decoder,
     Encoders,
-    Machine,
     ModelInfo,
     ModelSource,
     Renderer,
@@ -19,19 +19,13 @@ from nightingale.backends.base import (
 )
 
 
-class NoiseBackend:
+class NoiseBackend(Backend):
     name = "noise"
     description = "test signals by numpy"
     device_kinds: tuple[str, ...] = ()
 
-    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
-        return None
-
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
         return None if model.synthetic else "it makes test signals for the model 'noise' only"
-
-    def decoder_threads(self) -> None:
-        """Leave it to the renderer."""
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.noise.runner import NoiseRunner

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nightingale.backends.base import (
+    Backend,
     Decoder,
     Encoders,
-    Machine,
     ModelInfo,
     ModelSource,
     Renderer,
@@ -16,13 +16,10 @@ from nightingale.backends.shared.capability_checks import available_cores
 from nightingale.backends.shared.pipeline import CoreShares
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     name = "onnx"
     description = "graphs of ONNX Runtime, for wren without PyTorch"
     device_kinds: tuple[str, ...] = ("cpu",)
-
-    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
-        return None
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         if model.synthetic:

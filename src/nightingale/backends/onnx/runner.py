@@ -17,9 +17,10 @@ from nightingale.backends.onnx.embeddings import Embeddings
 from nightingale.backends.onnx.network_graph import NEW
 from nightingale.backends.onnx.numpy_weights import Floats
 from nightingale.backends.onnx.streaming_session import Binding, create_session
-from nightingale.backends.onnx.t3_graph import T3StepGraph
+from nightingale.backends.onnx.t3_graph import QKV, T3StepGraph
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.slot_runner import SlotRunner
+from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
@@ -75,13 +76,17 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         self.config, self.embeddings, self._rope = config, embeddings, embeddings.rotary_tables(positions)
         self.session = create_session(graph, threads)
         self._has_hidden_states = "hidden_states" in [output.name for output in self.session.get_outputs()]
-        self._bound: dict[tuple[int, int, int], Binding] = {}
+        self._bound: dict[tuple[int, int, int, bool], Binding] = {}
         self._hidden: dict[int, tuple[int, Floats]] = {}
         """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
 
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
-        return self.prefill_embeddings(slot, self.embeddings.prompt(prompt))
+        self.traces.begin(slot, prompt.trace)
+        logits = self.prefill_embeddings(slot, self.embeddings.prompt(prompt))
+        if prompt.trace is not None:
+            self._trace_keys(slot, prompt.trace)
+        return logits
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
@@ -141,7 +146,8 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
     def _step(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Logits, Floats]:
         """Step `slots` slots from `slot` on; the results of slots without an input are not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
-        bound = self._bind(slot * self.rows_per_slot, slots * each, 1)
+        traced = [one for one in inputs if one.slot in self.traces]
+        bound = self._bind(slot * self.rows_per_slot, slots * each, 1, traced=bool(traced))
         own = {one.slot: one for one in inputs}
         idle = StepInput(0, 0, 0)
         by_row = [number for number in range(slot, slot + slots) for _ in range(each)]
@@ -149,22 +155,49 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         last = [self.lengths[number] for number in by_row]
         x = bound.arrays["x"][:, 0]
         self._embed(x, [row.token for row in rows], [row.position for row in rows], last)
-        return self._pass(bound, last)
+        passed = self._pass(bound, last)
+        for one in traced:
+            self._trace_queries(one.slot, bound, (one.slot - slot) * each, slice(1), one.position)
+        return passed
 
     def _verify_row(self, one: VerifyInput, row: int) -> tuple[Logits, Floats]:
         known, count = self.lengths[one.slot], len(one.tokens)
         # Matrix products take rows in pairs: an odd one costs as much as two. The padding's logits are not read.
         padded = [*one.tokens, *[0] * (count % 2)] if count > 1 else list(one.tokens)
         end = known + len(padded)
-        bound = self._bind(one.slot * self.rows_per_slot + row, 1, len(padded))
+        traced = row == 0 and one.slot in self.traces
+        bound = self._bind(one.slot * self.rows_per_slot + row, 1, len(padded), traced=traced)
         places = range(one.position, one.position + len(padded))
         self._embed(bound.arrays["x"][0], padded, places, range(known, end))
         logits, hidden = self._pass(bound, [end - 1])
+        if traced:
+            self._trace_queries(one.slot, bound, 0, slice(count), one.position)
         return logits[:, :count], hidden[:, :count]
 
     def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
-        bound = self._binding(row, np.ascontiguousarray(x[None]), [-1])
-        return self._pass(bound, [known + len(x) - 1])
+        slot, other_row = divmod(row, self.rows_per_slot)
+        traced = not other_row and slot in self.traces
+        bound = self._binding(row, np.ascontiguousarray(x[None]), [-1], traced=traced)
+        passed = self._pass(bound, [known + len(x) - 1])
+        if traced:
+            self._trace_queries(slot, bound, 0, slice(len(x) - 1, len(x)), 0)
+        return passed
+
+    def _trace_keys(self, slot: int, trace: AttentionTrace) -> None:
+        """Give a trace the keys of its text, and the rotary tables from the query before the first token on."""
+        row, length = slot * self.rows_per_slot, self.lengths[slot]
+        text = trace.text_positions(length)
+        keys = [self.pool[f"keys.{layer}"][row, head, text] for layer, head in trace.heads]
+        trace.set_keys(keys, tuple(table[length - 1 :] for table in self._rope.values()))
+
+    def _trace_queries(self, slot: int, bound: Binding, row: int, tokens: slice, first: int) -> None:
+        """Give a trace the queries of some tokens of a pass, the first of which is its row `first`."""
+        trace, head_dim = self.traces[slot], self.config.backbone.width // self.config.backbone.heads
+        queries = [
+            bound.arrays[f"{QKV}{layer}"][row, tokens, head * head_dim : (head + 1) * head_dim]
+            for layer, head in trace.heads
+        ]
+        trace.set_queries(first, queries)
 
     def _embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
@@ -189,15 +222,19 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
     def _views(self, row: int, positions: int) -> dict[str, Floats]:
         return {name: part[row, :, :positions] for name, part in self.pool.items()}
 
-    def _bind(self, row: int, rows: int, tokens: int) -> Binding:
+    def _bind(self, row: int, rows: int, tokens: int, *, traced: bool) -> Binding:
         """Return the arrays of a group of rows, which are bound once."""
-        if (row, rows, tokens) not in self._bound:
+        key = row, rows, tokens, traced
+        if key not in self._bound:
             x = np.zeros((rows, tokens, self.config.backbone.width), np.float32)
-            self._bound[row, rows, tokens] = self._binding(row, x, range(tokens))
-        return self._bound[row, rows, tokens]
+            self._bound[key] = self._binding(row, x, range(tokens), traced=traced)
+        return self._bound[key]
 
-    def _binding(self, row: int, x: Floats, asked: Sequence[int]) -> Binding:
-        """Bind x and the rows of the pool from `row` on; `asked` are the positions in x whose logits are wanted."""
+    def _binding(self, row: int, x: Floats, asked: Sequence[int], *, traced: bool) -> Binding:
+        """Bind x and the rows of the pool from `row` on; `asked` are the positions in x whose logits are wanted.
+
+        traced: Also bind what alignment heads are read from.
+        """
         rows, width = len(x), self.config.backbone.width
         pool = {name: part[row : row + rows] for name, part in self.pool.items()}
         inputs: dict[str, NDArray[Any]] = {
@@ -212,6 +249,8 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         }
         if self._has_hidden_states:
             outputs["hidden_states"] = np.zeros((rows, len(asked), (1 + TAPS) * width), np.float32)
+        for layer in {layer for layer, _ in self.config.traced_heads} if traced else ():
+            outputs[f"{QKV}{layer}"] = np.zeros((*x.shape[:2], 3 * width), np.float32)
         return Binding(self.session, {**inputs, **self._rope, **pool}, outputs)
 
 

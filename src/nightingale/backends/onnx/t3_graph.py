@@ -16,6 +16,8 @@ Inputs and outputs
     logits                 (rows, n, vocab)
     hidden_states          (rows, n, (1 + TAPS) · width)   for a draft head: what T3's head reads, and the
                                                            residual stream at some layers before
+    qkv.N                  (rows, time, 3 · width)    of layers with alignment heads, before positions are applied; an
+                                               output that is not bound costs nothing
 
 The attention operator appends new keys and values at each row's own length, so rows of a batch may differ in
 length and nothing is copied or concatenated.
@@ -34,6 +36,8 @@ from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64
 from nightingale.models.chatterbox.t3.config import TAPS, LlamaConfig, T3Config, tapped_layers
 
 EPSILON = 1e-5
+QKV = "qkv."
+"""The prefix of the outputs that alignment heads are read from."""
 
 
 class TransformerGraph(NetworkGraph):
@@ -62,7 +66,7 @@ class TransformerGraph(NetworkGraph):
         silu = self.node("QuickGelu", [gate], domain=CONTRIB, alpha=1.0)
         return self.matmul(self.node("Mul", [silu, up]), f"{at}.mlp.down_proj")
 
-    def joined(self, name: str, x: str, layers: list[str]) -> str:
+    def joined(self, name: str, x: str, layers: list[str], out: str = "") -> str:
         """Multiply x by the weights of some layers, concatenated along the outputs."""
         parts = [self.packed[f"{layer}.weight"] for layer in layers]
         rows = [part for part in parts if isinstance(part, RowQuantized)]
@@ -71,7 +75,7 @@ class TransformerGraph(NetworkGraph):
             weight = RowQuantized(*(np.concatenate(pair) for pair in zip(*rows, strict=True)))
         else:
             weight = np.concatenate([dequantize(part) for part in parts])
-        return self.product(x, name, weight)
+        return self.product(x, name, weight, out)
 
 
 class T3StepGraph(TransformerGraph):
@@ -100,6 +104,8 @@ class T3StepGraph(TransformerGraph):
             for name in (f"keys.{layer}", f"values.{layer}"):
                 self.input(name, FLOAT, ("rows", self.heads, "capacity", head_dim))
                 self.output(NEW + name, FLOAT, ("rows", self.heads, "capacity", head_dim))
+        for layer in sorted({layer for layer, _ in config.traced_heads}):
+            self.output(f"{QKV}{layer}", FLOAT, ("rows", "time", 3 * backbone.width))
         self._streams: list[str] = []
         """The residual stream before each layer, in the last one only where logits are wanted."""
         # What a layer adds to the residual stream is added by the next norm, which reads the sum anyway.
@@ -119,7 +125,8 @@ class T3StepGraph(TransformerGraph):
         """Return the residual stream and what the layer adds to it."""
         at = f"tfmr.layers.{layer}"
         normed, stream = self.norm(f"{at}.input_layernorm", stream, added)
-        qkv = self.joined(f"{at}.qkv", normed, [f"{at}.self_attn.{part}_proj" for part in "qkv"])
+        projections = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
+        qkv = self.joined(f"{at}.qkv", normed, projections, f"{QKV}{layer}")
         stream, attended = self._attention(layer, stream, qkv)
         added = self.matmul(attended, f"{at}.self_attn.o_proj")
         normed, stream = self.norm(f"{at}.post_attention_layernorm", stream, added)
@@ -128,14 +135,15 @@ class T3StepGraph(TransformerGraph):
     def _gpt2_layer(self, layer: int, stream: str, added: str) -> tuple[str, str]:
         at = f"tfmr.h.{layer}"
         normed, stream = self.norm(f"{at}.ln_1", stream, added)
-        stream, attended = self._attention(layer, stream, self._projection(f"{at}.attn.c_attn", normed))
+        qkv = self._projection(f"{at}.attn.c_attn", normed, f"{QKV}{layer}")
+        stream, attended = self._attention(layer, stream, qkv)
         normed, stream = self.norm(f"{at}.ln_2", stream, self._projection(f"{at}.attn.c_proj", attended))
         gelu = self.node("FastGelu", [self._projection(f"{at}.mlp.c_fc", normed)], domain=CONTRIB)
         return stream, self._projection(f"{at}.mlp.c_proj", gelu)
 
-    def _projection(self, name: str, x: str) -> str:
+    def _projection(self, name: str, x: str, out: str = "") -> str:
         """Add a layer of GPT-2, whose weights are stored transposed."""
-        return self.product(x, name, self.weights[f"{name}.weight"].T, bias=f"{name}.bias")
+        return self.product(x, name, self.weights[f"{name}.weight"].T, out, bias=f"{name}.bias")
 
     def _attention(self, layer: int, stream: str, qkv: str) -> tuple[str, str]:
         """Return residual stream and attention, in the last layer only where logits are wanted."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.backends.shared.prefix_cache import Floats, PrefixCache
+from nightingale.decoding.attention_trace import SlotTraces
 from nightingale.models.layers.capacity import check_capacity
 
 Read = TypeVar("Read")
@@ -36,6 +37,7 @@ class SlotRunner(Generic[Read]):
         """pool: the KV caches, arrays whose first axis is the row."""
         self.pool, self.rows_per_slot, self.capacity, self.batched = pool, rows_per_slot, capacity, batched
         self._prefix_cache = PrefixCache(rows_per_slot if has_prefix_cache else 0)
+        self.traces = SlotTraces()
         self.rows: list[int] = [0] * slots
         """rows[slot]: the rows that its utterance uses."""
         self.lengths: list[int] = [0] * slots
@@ -69,9 +71,11 @@ class SlotRunner(Generic[Read]):
                 view[:] = views[name]
         self.rows[target], self.lengths[target] = self.rows[source], length
         self.rows[source], self.lengths[source] = 0, 0
+        self.traces.move(source, target)
 
     def release(self, slot: int) -> None:
-        """Do nothing: the next prompt overwrites the slot."""
+        """Forget the trace; the next prompt overwrites the slot."""
+        self.traces.pop(slot, None)
 
     def reset(self, slot: int) -> None:
         """Clear the slot and all cached prompts, so that nothing from before an error is used again."""

@@ -18,7 +18,7 @@ from nightingale.errors import CheckpointError, ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import SPEECH_VOCAB_KEY
 
-DRAFT_HEAD = "guess"
+DRAFT_HEAD = "head"
 """The profile option for the draft head that came with a model."""
 LOOKUP = "lookup"
 DRAFT_HEAD_COST = 0.14
@@ -73,7 +73,7 @@ def draft_needs_torch(name: str) -> bool:
 
 
 def find_draft_head(source: ModelSource, name: str) -> Path | None:
-    """Return the file of the draft head that came with a model ("guess"), or of the one that is named.
+    """Return the file of the draft head that came with a model ("head"), or of the one that is named.
 
     Returns None if the name is that of another kind of draft. Raises ConfigError if there is no such head, or
     if it was trained for a T3 of another width or vocabulary.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nightingale.backends.base import (
     TORCH_MISSING,
+    Backend,
     Decoder,
     Encoders,
     Machine,
@@ -19,7 +20,7 @@ from nightingale.backends.base import (
 )
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     name = "torch"
     description = "PyTorch, the reference"
     device_kinds: tuple[str, ...] = ()
@@ -42,9 +43,6 @@ class TorchBackend:
         if setup.precision not in ("float32", "bfloat16"):
             return f"it computes in float32 and bfloat16, not in {setup.precision}"
         return None
-
-    def decoder_threads(self) -> None:
-        """Leave it to the renderer."""
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.torch.decoder import open_decoder

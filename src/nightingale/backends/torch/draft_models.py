@@ -80,7 +80,9 @@ def _draft_t3(source: ModelSource, setup: Setup, t3: T3) -> tuple[T3, Callable[[
         small = ModelSource(
             source.info, {}, loaded={"t3": load(lambda: T3(config), tensors, source=Path(name))}
         )
-        return torch_t3(small, setup.machine.device, setup.precision), lambda decoding: decoding.prompt
+        return torch_t3(small, setup.machine.device, setup.precision), lambda decoding: replace(
+            decoding.prompt, trace=None
+        )
     assert setup.draft is not None, "the engine loads a draft that is a model"
     model = setup.draft
     return torch_t3(model.source, setup.machine.device, setup.precision), _prompt_for(model, source.info.name)
@@ -93,7 +95,8 @@ def _prompt_for(model: DraftModel, name: str) -> Callable[[Decoding], Prompt]:
         text_ids = decoding.prompt.text_ids
         if info.name != name:
             text_ids = model.encode(decoding.prompt.text)
-        return replace(decoding.prompt, text_ids=text_ids, guided=decoding.prompt.guided and info.guidable)
+        guided = decoding.prompt.guided and info.guidable
+        return replace(decoding.prompt, text_ids=text_ids, guided=guided, trace=None)
 
     return prompt
 

@@ -13,20 +13,14 @@ differ from the whole rendering depends on how the flow was trained (docs/stream
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from nightingale.clocks import CLOCKS
+from nightingale.backends.shared.token_windows import FRAMES, TokenWindow, TokenWindows, prompt_block
 from nightingale.decoding.philox import normal, stream_key
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 from nightingale.voices.voice import Voice
-
-CONTEXT_TOKENS = 8
-"""Tokens that a bidirectional flow renders again before each block, as its left context."""
-FRAMES = CLOCKS.frames_per_token
 
 
 @torch.inference_mode()
@@ -63,12 +57,11 @@ class PromptState:
 @torch.inference_mode()
 def prepare_prompt(flow: Flow, voice: Voice) -> PromptState:
     """Render the voice's prompt alone. Its noise is the voice's own, so every request finds the same past."""
-    tokens = max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
-    if tokens == 0:
+    block = prompt_block(voice)
+    if block is None:
         return PromptState(voice, 0, None)
-    key = stream_key(0, f"prompt/{voice.content_hash}")
-    _, past = _render(flow, voice, voice.flow_prompt_ids.tolist(), start=0, tokens=tokens, noise_key=key)
-    return PromptState(voice, tokens, past)
+    _, past = _render(flow, voice, block, stream_key(0, f"prompt/{voice.content_hash}"))
+    return PromptState(voice, block.tokens, past)
 
 
 class MelStream:
@@ -86,48 +79,28 @@ class MelStream:
         if streaming:
             prompt = prompt or prepare_prompt(flow, voice)
             assert prompt.voice == voice, "the prompt is another voice's"
-            self._past = prompt.past
-            self._prompt_tokens = prompt.tokens
-            self._noise_key = stream_key(seed, "flow")
-            # Tokens are counted from the prompt's first. `_ids` holds those from `_start` on, where the next
-            # block begins; those before `_done` have been returned, or were the prompt's.
-            self._start, self._done = prompt.tokens, len(voice.flow_prompt_ids)
-            self._ids = voice.flow_prompt_ids[prompt.tokens :].tolist()
+            self._past, self._noise_key = prompt.past, stream_key(seed, "flow")
+            block_causal = flow.config.block_causal
+            self._blocks = TokenWindows(voice, prompt_tokens=prompt.tokens, block_causal=block_causal)
 
     @torch.inference_mode()
     def push(self, ids: list[int], *, final: bool) -> Tensor:
         """Return the mel (bands, frames) of the ids but, unless `final`, the last three."""
         assert not self._ended, "the utterance has ended"
         self._ended = final
-        self._ids += ids
         if self._streaming:
-            return self._advance(final)
+            block = self._blocks.push(ids, final=final)
+            return self._nothing() if block is None else self._advance(block, final)
+        self._ids += ids
         if final and self._ids:
             return render_mel(self._flow, self._ids, self._voice, seed=self._seed)
         return self._nothing()
 
-    def _advance(self, final: bool) -> Tensor:
-        ready = self._start + len(self._ids) - (0 if final else LOOKAHEAD_TOKENS)
-        if ready <= self._done:
-            return self._nothing()
-        exact, start = self._flow.config.block_causal, self._start
-        following = ready if exact else max(self._prompt_tokens, ready - CONTEXT_TOKENS)
-        mel, past = _render(
-            self._flow,
-            self._voice,
-            self._ids,
-            start=start,
-            tokens=ready - start,
-            noise_key=self._noise_key,
-            past=self._past,
-            advance=Fraction(following - start, ready - start),
-            remember=exact,
-        )
-        fresh = mel[:, FRAMES * (self._done - start) :]
+    def _advance(self, block: TokenWindow, final: bool) -> Tensor:
+        store = self._flow.config.block_causal
+        mel, past = _render(self._flow, self._voice, block, self._noise_key, self._past, store=store)
         self._past = None if final else past
-        self._start, self._done = following, ready
-        del self._ids[: following - start]
-        return fresh
+        return mel[:, block.fresh]
 
     def _nothing(self) -> Tensor:
         return self._flow.encoder_proj.weight.new_empty(self._flow.config.mel_bands, 0)
@@ -141,28 +114,25 @@ def _noise(flow: Flow, key: int, first_frame: int, frames: int) -> Tensor:
 def _render(
     flow: Flow,
     voice: Voice,
-    ids: list[int],
-    *,
-    start: int,
-    tokens: int,
+    block: TokenWindow,
     noise_key: int,
     past: FlowState | None = None,
-    advance: Fraction = Fraction(1),
-    remember: bool = True,
+    *,
+    store: bool = True,
 ) -> tuple[Tensor, FlowState]:
-    """Render `tokens` tokens from `start` on, counted from the prompt's first; later ids are the lookahead."""
+    """Return the mel (bands, frames) of a block, and the state after it."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
-    first, last = FRAMES * start, FRAMES * (start + tokens)
+    frames = block.frames
     mel, past = render_block(
         flow,
-        torch.tensor([ids], device=device),
-        lookahead=len(ids) - tokens,
-        prompt_mel=torch.tensor(voice.flow_prompt_mel[first:last].T[None]).to(device, dtype),
+        torch.tensor([block.ids], device=device),
+        lookahead=block.lookahead,
+        prompt_mel=torch.tensor(voice.flow_prompt_mel[frames].T[None]).to(device, dtype),
         speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
-        noise=_noise(flow, noise_key, first, last - first).to(device, dtype),
+        noise=_noise(flow, noise_key, frames.start, frames.stop - frames.start).to(device, dtype),
         past=past,
-        advance=advance,
-        store=remember,
+        advance=block.advance,
+        store=store,
     )
     return mel[0], past

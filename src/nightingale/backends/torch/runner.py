@@ -10,7 +10,7 @@ read once for all utterances, which is where the time goes; sums may then round 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.torch.kv_pools import KVPool, SlotKVCache, SlotKVPool
+from nightingale.backends.torch.query_recorder import QueryRecorder
+from nightingale.decoding.attention_trace import SlotTraces
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.lru import BytesLRU
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
-from nightingale.errors import TextTooLong
-from nightingale.models.chatterbox.t3.config import Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import KVCache
 
@@ -43,7 +43,7 @@ def embed_prompt(
     weight = t3.speech_head.weight
     device, dtype = weight.device, weight.dtype
     voice = prompt.voice
-    text = torch.tensor([framed_text(t3.config, prompt.text_ids, max_new_tokens)])
+    text = torch.tensor([t3.config.checked_text(prompt.text_ids, max_new_tokens=max_new_tokens)])
 
     def condition() -> Tensor:
         return t3.conditioning(
@@ -55,25 +55,6 @@ def embed_prompt(
     key = voice.content_hash, prompt.exaggeration
     conditioning = condition() if cache is None else cache.get(key, condition)
     return t3.conditioned_prompt(_send(text, device), conditioning, guided=prompt.guided)
-
-
-def framed_text(config: T3Config, text_ids: list[int], max_new_tokens: int) -> list[int]:
-    """Return text ids between start and stop ids; raise TextTooLong if the model has no positions for them."""
-    framed = config.frame_text(text_ids)
-    limit = None
-    if config.learned_positions is not None:
-        limit = config.learned_positions[0]
-    elif isinstance(config.backbone, Gpt2Config):
-        # One position table serves the speaker, the prompt, the text, the start token and the speech tokens.
-        limit = config.backbone.positions - (1 + config.prompt_tokens + config.starts + max_new_tokens)
-    if limit is not None and len(framed) > limit:
-        raise TextTooLong(
-            "the text is too long for this model",
-            got=f"{len(framed)} text ids",
-            allowed=f"at most {limit}",
-            fix="Split the text into sentences and speak them one by one.",
-        )
-    return framed
 
 
 def _send(values: Tensor, device: torch.device) -> Tensor:
@@ -120,6 +101,7 @@ class TorchRunner:
         )
         self.caches: list[list[SlotKVCache]] = [[] for _ in range(slots)]
         """caches[slot]: one per layer, over the rows that the utterance uses."""
+        self.traces = SlotTraces()
         self._captures = False
         self._hidden: dict[int, tuple[int, list[Tensor]]] = {}
         """For each slot's latest pass: the number of its first draw, and (rows, tokens, width) of what T3's
@@ -131,6 +113,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        self.traces.begin(slot, prompt.trace)
         x = embed_prompt(self.t3, prompt, max_new_tokens=self._max_new_tokens)
         return to_logits(self.prefill_embeddings(slot, x, max_tokens=max_tokens))
 
@@ -140,8 +123,11 @@ class TorchRunner:
         rows, length = x.shape[:2]
         self.caches[slot] = []
         self.caches[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=max_tokens)
+        recorder = self._recorder([slot])
         # Cloned, since a view would keep the hidden states of the whole prompt alive.
-        hidden = [part[:, -1:].clone() for part in self._forward(x, self.caches[slot])]
+        hidden = [part[:, -1:].clone() for part in self._forward(x, self.caches[slot], recorder)]
+        if recorder is not None:
+            recorder.store_prompt(self.traces[slot], length)
         self._hidden[slot] = 0, hidden
         logits: Tensor = self.t3.speech_head(hidden[0])
         return logits[:, 0]
@@ -172,8 +158,10 @@ class TorchRunner:
         self.caches[target] = self.pool.move(self.caches[source], target)
         self.caches[source] = []
         self._hidden[target] = self._hidden.pop(source)
+        self.traces.move(source, target)
 
     def release(self, slot: int) -> None:
+        self.traces.pop(slot, None)
         self.pool.close(self.caches[slot])
         self.caches[slot] = []
 
@@ -181,8 +169,14 @@ class TorchRunner:
     def reset(self, slot: int) -> None:
         self.pool.wipe(self.caches[slot])
 
-    def _forward(self, x: Tensor, caches: Sequence[KVCache]) -> list[Tensor]:
+    def _recorder(self, slots: Iterable[int]) -> QueryRecorder | None:
+        """Return what records the queries of a pass, if one of its slots is traced."""
+        traces = [self.traces[slot] for slot in slots if slot in self.traces]
+        return QueryRecorder({layer for trace in traces for layer in trace.layers}) if traces else None
+
+    def _forward(self, x: Tensor, caches: Sequence[KVCache], recorder: QueryRecorder | None) -> list[Tensor]:
         """Return what T3's head reads, then the captured residual stream."""
+        caches = caches if recorder is None else recorder.wrap(caches)
         return self.t3.hidden_states(x, caches) if self._captures else [self.t3.tfmr(x, caches)]
 
     def _take(self, inputs: Sequence[VerifyInput]) -> list[Tensor]:
@@ -201,7 +195,10 @@ class TorchRunner:
     def _alone(self, one: VerifyInput) -> Tensor:
         caches = self.caches[one.slot]
         ids = torch.tensor([list(one.tokens)] * caches[0].rows, device=self.t3.speech_head.weight.device)
-        hidden = self._forward(self.t3.embed_speech(ids, one.position), caches)
+        recorder = self._recorder([one.slot])
+        hidden = self._forward(self.t3.embed_speech(ids, one.position), caches, recorder)
+        if recorder is not None:
+            recorder.store(self.traces[one.slot], 0, slice(len(one.tokens)), one.position)
         self._hidden[one.slot] = one.position, hidden
         logits: Tensor = self.t3.speech_head(hidden[0])
         return logits
@@ -227,7 +224,8 @@ class TorchRunner:
 
         caches = self.pool.batch(self.caches[:slots], used=used, counts=counts)
         embedded = torch.tensor([by_row(ids), by_row(at)], device=self.t3.speech_head.weight.device)
-        hidden = self._forward(self.t3.embed_speech_at(*embedded), caches)
+        recorder = self._recorder(one.slot for one in inputs)
+        hidden = self._forward(self.t3.embed_speech_at(*embedded), caches, recorder)
         logits = self.t3.speech_head(hidden[0])
         out = []
         for one in inputs:
@@ -235,5 +233,7 @@ class TorchRunner:
             self.pool.advance(own_caches, len(one.tokens))
             rows = slice(one.slot * used, one.slot * used + own_caches[0].rows), slice(len(one.tokens))
             self._hidden[one.slot] = one.position, [part[rows] for part in hidden]
+            if recorder is not None and one.slot in self.traces:
+                recorder.store(self.traces[one.slot], rows[0].start, rows[1], one.position)
             out.append(logits[rows])
         return out

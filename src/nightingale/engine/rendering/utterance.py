@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,12 +17,14 @@ from nightingale.decoding.philox import retry_seed
 from nightingale.decoding.sampling import is_greedy
 from nightingale.engine.load import Model
 from nightingale.engine.rendering.time_stretch import TimeStretcher
+from nightingale.engine.rendering.word_timer import WordTimer
+from nightingale.engine.requests.recorded_segments import RecordedSegment
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.session import Request, Timing
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.defaults import SILENCE_TOKEN
-from nightingale.types import Samples
+from nightingale.types import Samples, TimedWord
 
 FAST_GROWTH: Final = 5
 """The size of a block over that of the one before it, where long blocks cost hardly more than short ones."""
@@ -57,6 +59,8 @@ class Utterance:
         """The largest block that leaves enough time for the blocks of other requests."""
         self.takes_all = False
         """True if a block takes all tokens that are there, up to `tokens_in_time`."""
+        self._fixed_blocks = isinstance(segment, RecordedSegment) and segment.live
+        """True if blocks do not grow, because larger ones would wait for more of a recording that arrives."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block_tokens = (
             profile.first_block_tokens
@@ -72,6 +76,8 @@ class Utterance:
     def _start_attempt(self) -> None:
         """Start with no tokens. The first attempt samples as if there were no guard."""
         defaults, sampling = self.model.defaults, self.request.sampling
+        source, config = self.segment.source, self.model.info.preset.t3
+        self._timer = None if source is None else WordTimer(source, config)
         self.decoding = Decoding(
             Prompt(
                 text=self.segment.text,
@@ -79,6 +85,7 @@ class Utterance:
                 voice=self.request.voice,
                 exaggeration=self.request.exaggeration,
                 guided=sampling.cfg_weight > 0,
+                trace=None if self._timer is None else self._timer.trace,
             ),
             vocab=self.model.info.preset.t3.speech_vocab,
             defaults=defaults,
@@ -108,10 +115,18 @@ class Utterance:
         self.decoding.append(token)
         if token < SPEECH_CODES:  # control ids never reach the flow
             self._waiting.append(token)
+        if self._timer is not None:
+            self._timer.accept(token, rendered=token < SPEECH_CODES)
         if self._guard is not None:
             self._apply(self._guard)
         if self.decoding.finished and not self.must_restart:
             self._waiting += [SILENCE_TOKEN] * self.model.defaults.tail_silence_tokens
+
+    def feed(self, tokens: Sequence[int], *, final: bool) -> None:
+        """Take speech tokens of a recording, which no guard watches: they were not sampled."""
+        self._guard = None
+        self._waiting += tokens
+        self.decoding.finished = final
 
     def _apply(self, guard: Guard) -> None:
         """Stop or restart if the tokens so far are not speech."""
@@ -186,6 +201,8 @@ class Utterance:
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
         if self.takes_all:  # all tokens that are there when its turn comes: it need not wait for many
             return self.profile.smallest_block_tokens
+        if self._fixed_blocks:
+            return self._block_tokens
         if self._stream.prefers_large_batches:
             return min(FAST_GROWTH * self._block_tokens, LONG_BLOCKS * largest)
         if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:
@@ -210,7 +227,14 @@ class Utterance:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""
         if not self._taken:
             return np.zeros(0, np.float32)
-        if block.final and self.model.defaults.drop_last_token and self._taken > 1:
+        sampled = bool(self.segment.text_ids)
+        if block.final and sampled and self.model.defaults.drop_last_token and self._taken > 1:
             samples = samples[: len(samples) - CLOCKS.samples_per_token]  # the family garbles its last token
+        if self._timer is not None:
+            self._timer.push(samples, tokens=len(block.tokens), final=block.final)
         samples = self._stretcher.push(samples, final=block.final)
         return np.pad(samples, (0, self.segment.pause_samples)) if block.final else samples
+
+    def take_words(self) -> list[TimedWord]:
+        """Return the words whose audio is complete, each once, timed from the first sample of the segment."""
+        return [] if self._timer is None else self._timer.take(self.request.speed)

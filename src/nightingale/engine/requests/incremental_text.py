@@ -15,6 +15,7 @@ from typing import Final
 
 from nightingale.errors import ConfigError
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS, SHORT_CHARS, best_split
+from nightingale.text.ssml import end_of_ssml, may_be_ssml
 from nightingale.text.stops import (
     CLOSERS,
     LINK,
@@ -86,6 +87,8 @@ class IncrementalSegmenter:
     def _next_end(self, final: bool) -> int | None:
         """Return the end of the next segment, or None while it is not certain."""
         buffer, language = self._buffer, self._language
+        if self._is_first and may_be_ssml(buffer):
+            return end_of_ssml(buffer)
         min_chars = MIN_FIRST_CHARS if self._is_first else SHORT_CHARS
         end, settled = find_sentence_end(
             buffer, final=final, language=language, at_least=min_chars, lines=True

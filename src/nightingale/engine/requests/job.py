@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nightingale.backends.base import Block
+from nightingale.backends.base import Block, Renderer, RenderFuture
+from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.philox import nth_seed
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.requests.recorded_segments import RecordedSegment
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
-from nightingale.engine.session import Session
+from nightingale.engine.session import Request, Session
 from nightingale.types import Samples
 
 
@@ -70,7 +74,7 @@ class Job:
     @property
     def is_at_silence(self) -> bool:
         """True if the next segment is a pause and nothing else."""
-        return self.segment is not None and not self.segment.text_ids
+        return self.segment is not None and self.segment.is_pause
 
     def prepare_segment(self) -> bool:
         """Take the next segment, if there is one already; return False if there will be none."""
@@ -80,10 +84,34 @@ class Job:
         self.segment = self.segment or self.segments.next()
         return self.segment is not None or not closed
 
+    def request_for(self, segment: TextSegment | None) -> Request:
+        """Return the request with the voice and speed of a segment, where it has its own."""
+        asked = self.session.request
+        if segment is None or (segment.voice is None and segment.speed is None):
+            return asked
+        return replace(asked, voice=segment.voice or asked.voice, speed=segment.speed or asked.speed)
+
+    def begin(self, segment: TextSegment, model: Model, profile: Profile, renderer: Renderer) -> Utterance:
+        """Begin a segment and return its utterance."""
+        asked, stats = self.request_for(segment), self.session.timing.drafts
+        seed = nth_seed(asked.seed, self.started)
+        stream = renderer.open(asked.voice, seed=seed)
+        utterance = Utterance(model, profile, segment, asked, seed=seed, stream=stream, stats=stats)
+        self.utterances.append(utterance)
+        self.started, self.segment = self.started + 1, None
+        return utterance
+
+    def feed(self, segment: RecordedSegment, model: Model, profile: Profile, renderer: Renderer) -> None:
+        """Add the speech tokens of a recording to its utterance, or begin one."""
+        if not self.is_decoding:
+            self.begin(segment, model, profile, renderer)
+        self.segment = None
+        self.utterances[-1].feed(segment.speech_tokens, final=segment.ends_utterance)
+
     def reserved_bytes(self, budget: KVBudget) -> int:
         """Return the KV cache bytes that the next segment needs."""
         self.segment = self.segment or self.segments.next()
-        request, ids = self.session.request, self.segment.text_ids if self.segment else []
+        request, ids = self.request_for(self.segment), self.segment.text_ids if self.segment else []
         rows = 2 if request.sampling.cfg_weight > 0 else 1
         return budget.reserved_bytes(len(ids), request.voice, rows=rows)
 
@@ -109,4 +137,17 @@ class Job:
     def may_resume(self) -> bool:
         """True if a parked job can continue: its listener caught up, or its text changed."""
         can_continue = self.segments.waiting if self.segment is None else not self.session.is_ahead
-        return self.parked and can_continue
+        return self.parked and can_continue and not self.has_backlog
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if a recording has tokens beyond the next block: more of them can wait."""
+        return self.is_decoding and self.utterances[-1].surplus_tokens > 0
+
+
+def results_of(future: RenderFuture, blocks: int) -> list[Samples | Exception]:
+    """Return the samples of each block, or for each the error that rendering them raised."""
+    try:
+        return list(future.result())
+    except Exception as error:
+        return [error] * blocks

@@ -18,10 +18,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import chain
 
+from nightingale.engine.faults import check_text
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment, check_length
 from nightingale.engine.session import Session
-from nightingale.types import AudioChunk, Metrics
+from nightingale.types import AudioChunk, Metrics, TextWarning
 
 
 class Stream(Iterator[AudioChunk]):
@@ -49,6 +50,11 @@ class Stream(Iterator[AudioChunk]):
     def metrics(self) -> Metrics:
         """Timings and counts so far."""
         return self._session.timing.metrics()
+
+    @property
+    def warnings(self) -> tuple[TextWarning, ...]:
+        """Parts of the text that are not spoken."""
+        return tuple(self._session.warnings)
 
     @property
     def wait_s(self) -> float | None:
@@ -94,6 +100,7 @@ class LiveSession:
 
     def push(self, text: str) -> None:
         """Add text, in parts of any size. Raise TextError if it cannot be spoken, ConfigError after `end`."""
+        check_text(text)
         check_length(text, self._max_chars)
         self._enqueue(self._text.push(text))
 
@@ -117,6 +124,11 @@ class LiveSession:
     def metrics(self) -> Metrics:
         """Timings and counts so far."""
         return self.audio.timing.metrics()
+
+    @property
+    def warnings(self) -> tuple[TextWarning, ...]:
+        """Parts of the text so far that are not spoken."""
+        return tuple(self.audio.warnings)
 
     def __iter__(self) -> Iterator[AudioChunk]:
         yield from self.audio.chunks()  # a generator, which keeps the session alive while it is read

@@ -25,7 +25,9 @@ from nightingale.text.sentences import (
     split_paragraphs,
     split_sentences,
 )
+from nightingale.text.source_words import SegmentSource
 from nightingale.text.stops import has_words, spoken_length
+from nightingale.voices.voice import Voice
 
 PAUSE_MS: Final = {Ending.PARAGRAPH: 300, Ending.SENTENCE: 120, Ending.CLAUSE: 60, Ending.WORD: 60}
 """Silence added to what the model itself generates at the end of a segment."""
@@ -34,9 +36,8 @@ MAX_CHARS: Final = 5_000_000
 """Default limit of one request. War and Peace has 3.2 million characters; a longer text is a wrong file more
 often than a book."""
 
-_PAUSE: Final = re.compile(
-    r"\[\s*pause\s*:\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)\s*\]", re.IGNORECASE | re.ASCII
-)
+_PAUSE: Final = re.compile(r"\[\s*pause\s*:(?P<length>[^\[\]\n]{0,32})\]", re.IGNORECASE)
+_LENGTH: Final = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)\s*", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,17 @@ class TextSegment:
     pause_samples: int
     text: str = ""
     """The text as it is spoken: for guards, which estimate its duration from it, and for people."""
+    voice: Voice | None = None
+    """The voice of this segment; None is the request's."""
+    speed: float | None = None
+    """The speed of this segment; None is the request's."""
+    source: SegmentSource | None = None
+    """The author's words, if they are to be timed."""
+
+    @property
+    def is_pause(self) -> bool:
+        """True for silence alone."""
+        return not self.text_ids
 
 
 class SegmentQueue:
@@ -144,7 +156,7 @@ def check_length(text: str, max_chars: int) -> None:
 
 
 def parse_pauses(text: str) -> list[str | int]:
-    """Return text and pauses in milliseconds, in order. A tag that is not quite a pause is text."""
+    """Return text and pauses in milliseconds, in order. Raise TextError for a pause without a valid length."""
     parts: list[str | int] = []
     end = 0
     for tag in _PAUSE.finditer(text):
@@ -180,12 +192,13 @@ def _with_pause(segment: TextSegment | None, pause_ms: int | None) -> Iterator[T
 
 
 def _pause_ms(tag: re.Match[str]) -> int:
-    pause_ms = round(float(tag[1]) * (1000 if tag[2].lower() == "s" else 1))
-    if pause_ms > MAX_PAUSE_MS:
+    length = _LENGTH.fullmatch(tag["length"])
+    pause_ms = round(float(length[1]) * (1000 if length[2].lower() == "s" else 1)) if length else None
+    if pause_ms is None or pause_ms > MAX_PAUSE_MS:
         raise TextError(
-            "a pause is too long",
+            "a pause has no valid length" if pause_ms is None else "a pause is too long",
             got=tag[0],
-            allowed=f"at most [pause:{MAX_PAUSE_MS // 1000}s]",
+            allowed=f"at most [pause:{MAX_PAUSE_MS // 1000}s], in ms or s",
             fix="Write several tags in a row for a longer silence.",
         )
     return pause_ms
@@ -235,7 +248,7 @@ def _parts(
             if isinstance(stretch, int):
                 yield stretch
                 continue
-            normalized = frontend.spell_out(stretch) if frontend.spell_out else stretch
+            normalized = frontend.spell(stretch, language)
             if not has_words(normalized):
                 continue
             # Text that a pause follows ends like a clause, unless a mark ends its sentence.

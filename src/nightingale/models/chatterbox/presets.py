@@ -38,6 +38,8 @@ WREN: Final = Preset(
         backbone=t3.LlamaConfig(
             layers=9, width=320, heads=5, ffn=864, rope_theta=10_000.0, rope_scaling=False
         ),
+        # The best of three that were trained to attend to the spoken word (nightingale_lab/bench/word_times.py).
+        alignment_heads=((3, 2),),
         text_vocab=512,
         speech_vocab=SPEECH_CODES + 2,
         prompt_tokens=0,

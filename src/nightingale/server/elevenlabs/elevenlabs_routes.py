@@ -1,7 +1,7 @@
 """ElevenLabs' routes: two sockets for text as it is written, and HTTP for a whole text and the voices.
 
 The sockets follow the clients of LiveKit, Pipecat and ElevenLabs; docs/websocket.md lists what is supported.
-There are no word timestamps, so `alignment` is null, which all three accept.
+Where the model's words cannot be timed, `alignment` is null, which all three accept.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.server.elevenlabs.character_alignment import CharacterAligner, socket_alignment
 from nightingale.server.http_errors import http_error
 from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
+from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import SpeechTurn, check_text
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
+from nightingale.types import TimedWord
 
 router = APIRouter()
 
@@ -62,6 +64,8 @@ class UrlOptions:
     auto_mode: bool
     """Each message is a sentence or phrase to be spoken at once."""
     inactivity_s: float
+    sync_alignment: bool
+    """Times of characters count from the beginning of the answer, not from the message before."""
 
 
 async def parse_options(connection: HTTPConnection, voice_id: str) -> UrlOptions:
@@ -78,6 +82,7 @@ async def parse_options(connection: HTTPConnection, voice_id: str) -> UrlOptions
         language=query.get("language_code") or None,
         auto_mode=query.get("auto_mode", "false").lower() == "true",
         inactivity_s=min(max(inactivity_s, MIN_INACTIVITY_S), 180.0),
+        sync_alignment=query.get("sync_alignment", "false").lower() == "true",
     )
 
 
@@ -90,10 +95,13 @@ class ContextTurn(SpeechTurn):
     def __init__(
         self, name: str | None, options: UrlOptions, service: SpeechService, socket: ClientSocket
     ) -> None:
-        request = {"voice": options.voice, "language": options.language}
+        request: dict[str, Any] = {"voice": options.voice, "language": options.language}
+        if service.model.times_words:
+            request["timestamps"] = True
         super().__init__(service, request, options.output)
+        self._aligner, self._words = CharacterAligner(), list[TimedWord]()
         self.name, self._abandoned_s = name, options.inactivity_s
-        self._auto_mode, self._socket = options.auto_mode, socket
+        self._auto_mode, self._sync, self._socket = options.auto_mode, options.sync_alignment, socket
         self._flush_requested = True
 
     async def write(self, message: dict[str, Any]) -> None:
@@ -120,10 +128,20 @@ class ContextTurn(SpeechTurn):
         else:
             self.cancel()
 
-    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:  # noqa: ARG002
+    async def send_audio(self, timings: Timings, data: bytes) -> None:
+        self._words += timings.words
         if data:
-            audio = base64.b64encode(data).decode()
-            message = {"audio": audio, "isFinal": None, "alignment": None, "normalizedAlignment": None}
+            # Pipecat adds up the times of messages. LiveKit asks for sync_alignment and takes them as they are.
+            audio, start_s = base64.b64encode(data).decode(), 0.0 if self._sync else self._aligner.end_s
+            characters = self._aligner.add(self.text, self._words)
+            self._words.clear()
+            alignment = socket_alignment(characters, start_s)
+            message = {
+                "audio": audio,
+                "isFinal": None,
+                "alignment": alignment,
+                "normalizedAlignment": alignment,
+            }
             await self._socket.json(with_context(message, self.name))
 
     async def send_end(self) -> None:
@@ -186,21 +204,28 @@ class TextBody(BaseModel):
 @router.post("/v1/text-to-speech/{voice_id}/stream", tags=["elevenlabs"], response_class=Response)
 async def text_to_speech(options: Options, body: TextBody, service: Service) -> Response:
     """Speak a text; the audio streams. µ-law is available on sockets only."""
+    return SpeechResponse(speech_body(options, body), service, bit_rate=options.output.bit_rate)
+
+
+def speech_body(options: UrlOptions, body: TextBody) -> SpeechBody:
+    """Return the request in OpenAI's format."""
+    return output_body(
+        options,
+        input=body.text,
+        language=body.language_code or options.language,
+        seed=body.seed,
+        speed=(body.voice_settings or {}).get("speed"),
+    )
+
+
+def output_body(options: UrlOptions, **fields: Any) -> SpeechBody:
+    """Return a request in OpenAI's format with the voice and the output format of the URL."""
+    output = options.output
+    given = {"voice": options.voice, "response_format": output.codec, "sample_rate": output.sample_rate_hz}
     try:
-        speech = SpeechBody.model_validate(
-            {
-                "input": body.text,
-                "voice": options.voice,
-                "response_format": options.output.codec,
-                "sample_rate": options.output.sample_rate_hz,
-                "language": body.language_code or options.language,
-                "seed": body.seed,
-                "speed": (body.voice_settings or {}).get("speed"),
-            }
-        )
+        return SpeechBody.model_validate(given | fields)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
-    return SpeechResponse(speech, service, bit_rate=options.output.bit_rate)
 
 
 @router.get("/v1/voices", tags=["elevenlabs"])

@@ -12,7 +12,8 @@ from nightingale.errors import BadReference, UnknownModel, VoiceError, VoiceNotF
 from nightingale.server.http_errors import HttpError
 from nightingale.server.service.model_loading import ModelCard
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.voice_registry import OPENAI_VOICES, VoiceInfo
+from nightingale.server.service.voice_registry import VoiceInfo
+from nightingale.voices.aliases import OPENAI_VOICES
 from nightingale.voices.library import is_name
 
 router = APIRouter()
@@ -108,7 +109,8 @@ async def add_voice(
     """Create a voice from a clip and store it. Clone only voices that you are allowed to use."""
     check_uploads(service)
     if not is_name(name):
-        raise VoiceError("invalid voice name", got=repr(name[:80]), allowed="1 to 64 of a-z, 0-9, _ and -")
+        allowed = "1 to 64 of a-z, 0-9, _ and -"
+        raise VoiceError("invalid voice name", got=repr(name[:80]), allowed=allowed, param="name")
     clip = audio or audio_sample
     if clip is None:
         raise BadReference(

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech, which always streams, and /v1/audio/speech/captions.
+"""POST /v1/audio/speech, which always streams.
 
 Nothing is sent before the first audio, so that earlier failures become HTTP errors. The connection is watched
 all the time, also while the request waits in the queue: if the client disconnects, the request is cancelled.
@@ -11,31 +11,33 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nightingale.audio.encoders.streaming import FORMATS, RATES_HZ
+from nightingale.engine.captions import format_srt, words_json
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.catalog_routes import check_model
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import OutputFormat, SpeechStream, TimedSegment, format_srt
+from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
+from nightingale.types import TextWarning, TimedWord
 
 router = APIRouter(tags=["speech"])
 log = logging.getLogger("nightingale.server")
 
-CAPTIONS_PART_BYTES: Final = 1 << 16
-"""The document is sent in parts, so that the send timeout applies to each of them."""
+MAX_HEADER_BYTES: Final = 2048
+"""Warnings beyond this length are left out of the header."""
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 REQUEST_FIELDS = {
     "voice", "language", "seed", "normalize", "speed", "exaggeration", "cfg_weight", "temperature",
+    "strict", "read_code", "lexicon",
 }  # fmt: skip
 """Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
@@ -46,21 +48,15 @@ MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(Respo
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "Audio while it is rendered; with stream_format=sse, the events speech.audio.delta "
-        "(base64), speech.audio.segments (if requested) and speech.audio.done.",
+        "(base64), speech.audio.segments or speech.audio.words (if requested) and speech.audio.done.",
         "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENTS},
     },
 }
 
 
-def check_timestamps(value: Any) -> Any:
-    if value == "word":
-        raise PydanticCustomError("word", 'word timestamps are not available; use "segment" or "none"')
-    return value
-
-
 # Half of a surrogate pair, escaped in JSON, cannot be encoded.
 UnicodeText = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
-Timestamps = Annotated[Literal["none", "segment"], BeforeValidator(check_timestamps)]
+Timestamps = Literal["none", "segment", "word"]
 
 
 class NullableBody(BaseModel):
@@ -86,7 +82,7 @@ class SpeechBody(NullableBody):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str = Field("nightingale", max_length=200, description="The loaded model, or a name of OpenAI's.")
-    input: UnicodeText = Field(description="The text to speak. `[pause:500ms]` is silence.")
+    input: UnicodeText = Field(description="The text to speak, or SSML. `[pause:500ms]` is silence.")
     voice: str | VoiceRef | None = Field(None, description="A name, an alias, or a blend: heart(2)+emma.")
     response_format: ResponseFormat = Field("mp3", description="24 kHz mono unless sample_rate is given.")
     speed: Annotated[float, Field(ge=0.25, le=4.0, description="The pitch does not change.")] = 1.0
@@ -100,49 +96,38 @@ class SpeechBody(NullableBody):
     temperature: float | None = Field(None, description="Sampling temperature.")
     sample_rate: int | None = Field(None, description=f"In hertz, one of {', '.join(map(str, RATES_HZ))}.")
     timestamps: Timestamps | None = Field(
-        None, description='"segment", with stream_format=sse: time of each sentence; not "word".'
+        None, description='With stream_format=sse: "segment" or "word", the time of each sentence or word.'
     )
     normalize: bool | None = Field(None, description="false: do not write out digits and symbols in words.")
 
+    strict: bool | None = Field(None, description="true: refuse text of which a part would not be spoken.")
+
+    read_code: bool | None = Field(None, description="true: read code blocks, which are left out otherwise.")
+
+    lexicon: dict[str, str] | None = Field(
+        None, max_length=1000, description="Words and their respellings, before those of the server."
+    )
+
     def request(self) -> dict[str, Any]:
         """Return the arguments of `SpeechService.open` besides the text."""
-        return self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
-
-
-class Captions(BaseModel):
-    """The response of POST /v1/audio/speech/captions."""
-
-    audio: str
-    """The encoded audio in base64."""
-    response_format: ResponseFormat
-    sample_rate: int
-    segments: list[TimedSegment]
-    srt: str
-    """The segments as subtitles."""
-    metrics: dict[str, float | None]
+        fields = self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
+        return {**fields, "timestamps": True} if self.timestamps == "word" else fields
 
 
 @router.post("/v1/audio/speech", response_class=Response, responses=RESPONSES)
 async def create_speech(body: SpeechBody, request: Request, service: Service) -> Response:
     """Speak a text."""
     check_model(body.model, service)
-    if body.timestamps == "segment" and body.stream_format != "sse":
+    if body.timestamps in ("segment", "word") and body.stream_format != "sse":
         raise ConfigError(
             "an audio stream cannot carry timestamps",
-            got='timestamps="segment" with stream_format="audio"',
+            got=f'timestamps="{body.timestamps}" with stream_format="audio"',
             allowed='stream_format="sse"',
             fix="Request events, or one document: POST /v1/audio/speech/captions.",
             param="timestamps",
         )
     log.debug("text", extra={"request_id": request.state.request_id, "text": body.input})
     return SpeechResponse(body, service)
-
-
-@router.post("/v1/audio/speech/captions", response_class=Response, responses={200: {"model": Captions}})
-async def create_captions(body: SpeechBody, service: Service) -> Response:
-    """Speak a text and say when each part of it is said. Answered when all of it is spoken."""
-    check_model(body.model, service)
-    return CaptionsResponse(body, service)
 
 
 class SpeechResponse(Response):
@@ -152,7 +137,7 @@ class SpeechResponse(Response):
         """bit_rate: bits per second, for lossy formats."""
         super().__init__()
         self._speech, self._service = body, service
-        rate_hz = body.sample_rate or service.sample_rate_hz
+        rate_hz = service.sample_rate_hz if body.sample_rate is None else body.sample_rate
         self._output = OutputFormat(body.response_format, rate_hz, bit_rate)
         self._sse = body.stream_format == "sse"
         self._media_type = "text/event-stream" if self._sse else FORMATS[body.response_format].media_type
@@ -173,7 +158,7 @@ class SpeechResponse(Response):
 
     async def _speak(self, state: dict[str, Any], send: Send) -> None:
         body, log_fields = self._speech, state["log_fields"]
-        async with await self._service.open(body.input, **body.request()) as stream:
+        async with await self._open() as stream:
             log_fields |= {"chars": len(body.input), "format": body.response_format}
             log_fields["voice"] = stream.voice_name
             parts = self._parts(stream)
@@ -195,11 +180,19 @@ class SpeechResponse(Response):
             finally:
                 log_fields |= metrics_json(stream.metrics)
 
+    async def _open(self) -> SpeechStream:
+        return await self._service.open(self._speech.input, **self._speech.request())
+
     async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
         """Yield the parts of the body."""
-        async for segments, data in self._service.open_encoder(self._output).encode(stream):
-            if segments and self._speech.timestamps == "segment":
-                yield _event("speech.audio.segments", segments=[each.model_dump() for each in segments])
+        words: list[TimedWord] = []
+        async for timings, data in self._service.open_encoder(self._output).encode(stream):
+            if timings.segments and self._speech.timestamps == "segment":
+                segments = [each.model_dump() for each in timings.segments]
+                yield _event("speech.audio.segments", segments=segments)
+            if timings.words and self._sse:
+                words += timings.words
+                yield _event("speech.audio.words", words=words_json(timings.words))
             if data and self._sse:
                 yield _event("speech.audio.delta", audio=base64.b64encode(data).decode())
             elif data:
@@ -208,7 +201,9 @@ class SpeechResponse(Response):
             metrics, chars, tokens = stream.metrics, len(self._speech.input), stream.metrics.tokens
             usage = {"input_tokens": chars, "output_tokens": tokens, "total_tokens": chars + tokens}
             shown = metrics_json(metrics, tokens=tokens, seed=stream.seed)
-            yield _event("speech.audio.done", usage=usage, metrics=shown)
+            timed = self._speech.timestamps == "word"
+            srt = {"srt": format_srt(words, self._speech.language)} if timed else {}
+            yield _event("speech.audio.done", usage=usage, metrics=shown, **srt)
 
     def _start(self, stream: SpeechStream) -> dict[str, Any]:
         metrics = stream.metrics
@@ -222,6 +217,8 @@ class SpeechResponse(Response):
             "cache-control": "no-store",
             "x-accel-buffering": "no",  # otherwise nginx buffers the stream
         }
+        if stream.warnings:
+            headers["x-warnings"] = warnings_header(stream.warnings)
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
@@ -231,29 +228,14 @@ class SpeechResponse(Response):
             await send(message)
 
 
-class CaptionsResponse(SpeechResponse):
-    """Audio and timestamps as one document, sent at the end, so that all failures are HTTP errors."""
-
-    def __init__(self, body: SpeechBody, service: SpeechService) -> None:
-        super().__init__(body, service)
-        self._sse, self._media_type = False, "application/json"
-
-    async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
-        audio, segments = bytearray(), list[TimedSegment]()
-        async for ended, data in self._service.open_encoder(self._output).encode(stream):
-            segments += ended
-            audio += data
-        captions = Captions(
-            audio=base64.b64encode(audio).decode(),
-            response_format=self._speech.response_format,
-            sample_rate=self._output.sample_rate_hz,
-            segments=segments,
-            srt=format_srt(segments),
-            metrics=metrics_json(stream.metrics, seed=stream.seed),
-        )
-        document = captions.model_dump_json().encode()
-        for start in range(0, len(document), CAPTIONS_PART_BYTES):
-            yield document[start : start + CAPTIONS_PART_BYTES]
+def warnings_header(warnings: Iterable[TextWarning]) -> str:
+    """Return warnings as a JSON list of strings in ASCII, as many as fit into a header."""
+    shown: list[str] = []
+    for warning in warnings:
+        if len(json.dumps([*shown, str(warning)])) > MAX_HEADER_BYTES:
+            break
+        shown.append(str(warning))
+    return json.dumps(shown)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
+from nightingale.engine.captions import words_json
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat, Timestamps
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
+from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
@@ -40,14 +41,17 @@ class SessionOptions(NullableBody):
     temperature: float | None = None
     exaggeration: float | None = None
     cfg_weight: float | None = None
+    normalize: bool | None = None
 
     @property
     def request(self) -> dict[str, Any]:
         """Return the arguments of `SpeechService.session`."""
-        return self.model_dump(include=REQUEST_FIELDS, exclude_none=True)
+        fields = self.model_dump(include=REQUEST_FIELDS, exclude_none=True)
+        return {**fields, "timestamps": True} if self.timestamps == "word" else fields
 
     def output(self, service: SpeechService) -> OutputFormat:
-        return OutputFormat(self.response_format, self.sample_rate or service.sample_rate_hz)
+        rate_hz = service.sample_rate_hz if self.sample_rate is None else self.sample_rate
+        return OutputFormat(self.response_format, rate_hz)
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -146,9 +150,12 @@ class RealtimeTurn(SpeechTurn):
         output = self._output
         await self._send("start", sample_rate=output.sample_rate_hz, response_format=output.codec)
 
-    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
-        if segments and self._options.timestamps == "segment":
-            await self._send("segments", segments=[segment.model_dump() for segment in segments])
+    async def send_audio(self, timings: Timings, data: bytes) -> None:
+        if timings.segments and self._options.timestamps == "segment":
+            segments = [segment.model_dump() for segment in timings.segments]
+            await self._send("segments", segments=segments)
+        if timings.words:
+            await self._send("words", words=words_json(timings.words))
         if data and self._options.binary:
             await self._socket.binary(data)
         elif data:
@@ -160,7 +167,8 @@ class RealtimeTurn(SpeechTurn):
             return
         # The clock starts with the first text of the turn, so the pauses of the writer count.
         metrics = metrics_json(self.metrics, tokens=self.metrics.tokens, retries=self.metrics.retries)
-        await self._send("cancelled" if self.cancelled else "done", metrics=metrics)
+        event = "cancelled" if self.cancelled else "done"
+        await self._send(event, metrics=metrics, warnings=self.warnings)
 
     async def _send(self, event: str, **fields: Any) -> None:
         await self._socket.json({"type": f"speech.audio.{event}", "id": self._id, **fields})

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
 from nightingale.backends.profiles import profile_named, with_options
 from nightingale.engine.load import default_model, load_model
+from nightingale.engine.requests.early_checks import tags_of
 from nightingale.engine.tts import TTS
-from nightingale.errors import VoiceNotFound
+from nightingale.errors import ConfigError, VoiceError, VoiceNotFound
 from nightingale.server.service.voice_registry import VoiceRegistry
 from nightingale.server.settings import ServerSettings
 
@@ -40,8 +45,12 @@ class ModelCard(BaseModel):
     languages: list[str] = []
     controls: dict[str, ControlRange] = {}
     """Fields of a speech request that this model supports."""
+    tags: list[str] = []
+    """Sounds and ways of speaking that a text may have, such as [laugh]."""
     notice: str | None = None
     """A remark that must be shown to the user."""
+    times_words: bool = False
+    """True if timestamps="word" is available."""
 
     @classmethod
     def describe(cls, tts: TTS) -> ModelCard:
@@ -50,7 +59,24 @@ class ModelCard(BaseModel):
             for name, control in tts.controls.items()
             if name in REQUEST_CONTROLS
         }
-        return cls(id=tts.name, languages=list(tts.languages), controls=controls, notice=tts.notice)
+        return cls(
+            id=tts.name,
+            languages=list(tts.languages),
+            controls=controls,
+            tags=list(tags_of(tts.name)),
+            notice=tts.notice,
+            times_words=_times_words(tts),
+        )
+
+
+def _times_words(tts: TTS) -> bool:
+    try:
+        tts.check(timestamps=True)
+    except ConfigError:
+        return False
+    except VoiceError:
+        return True  # a model without a voice of its own: that is found after the timestamps were checked
+    return True
 
 
 def load_engine(settings: ServerSettings) -> TTS:
@@ -65,6 +91,7 @@ def load_engine(settings: ServerSettings) -> TTS:
         max_chars=settings.max_text_chars,
         device=settings.device,
         max_streams=settings.max_streams,
+        watermark=settings.watermark,
     )
 
 
@@ -91,8 +118,19 @@ def warm_up(tts: TTS, voices: VoiceRegistry) -> None:
 def release_memory() -> None:
     """Free what an unloaded model leaves behind. The CUDA context stays until the process ends."""
     gc.collect()
+    with suppress(OSError, AttributeError):  # glibc keeps freed memory between blocks that are still used
+        ctypes.CDLL(None).malloc_trim(0)
     if (cuda := _cuda()) is not None:
         cuda.empty_cache()
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, as far as it is in RAM; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def gpu_memory_bytes() -> float:

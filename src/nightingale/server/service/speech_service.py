@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
@@ -14,16 +15,19 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from nightingale.backends.base import DEFAULT_SLOTS
 from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import open_session
+from nightingale.engine.lexicon_files import Lexicon, open_lexicon
 from nightingale.engine.load import default_model
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
-from nightingale.engine.tts import TTS, Occupancy
+from nightingale.engine.stream_capacity import Occupancy
+from nightingale.engine.tts import TTS
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.service import model_loading
-from nightingale.server.service.model_loading import ModelCard, gpu_memory_bytes
+from nightingale.server.service.model_loading import ModelCard, gpu_memory_bytes, resident_bytes
 from nightingale.server.service.speech_streams import (
     AsyncEncoder,
     LiveSpeechStream,
@@ -33,7 +37,7 @@ from nightingale.server.service.speech_streams import (
 )
 from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
 from nightingale.server.settings import ServerSettings
-from nightingale.voices import library
+from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -56,6 +60,7 @@ class SpeechService:
     def __init__(self, settings: ServerSettings, tts: TTS | None = None) -> None:
         """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
         self.settings = settings
+        self._lexicon = open_lexicon(settings.lexicon)
         self.metrics = ServerMetrics()
         self.model = ModelCard(id=str(settings.model or default_model()))
         self.state = "cold"
@@ -75,7 +80,13 @@ class SpeechService:
         self._open_streams: set[SpeechStream] = set()
         self.open_turns: set[object] = set()
         """Turns of sockets whose last message has not been sent yet."""
-        self._last_used_s = time.monotonic()
+        self._opening = 0
+        """Requests that wait to be queued: for the most part, for the model to be loaded."""
+        self._slots = settings.slots or DEFAULT_SLOTS
+        """Slots of the engine; a guess until it was loaded once."""
+        self._load_s: float | None = None
+        """The time that the last loading took, in seconds."""
+        self._last_used_s = self._load_began_s = time.monotonic()
         self._idle_task: asyncio.Task[None] | None = None
         self._stopping_since_s: float | None = None
         gauge = self.metrics.gauge
@@ -84,7 +95,11 @@ class SpeechService:
             lambda: math.nan if (wait_s := self.occupancy.wait_s) is None else wait_s
         )
         gauge("batch_size", "Requests that have a slot.").set_function(lambda: self.occupancy.speaking)
+        gauge("capacity_listeners", "Listeners that can be kept supplied at once.").set_function(
+            lambda: math.nan if (capacity := self.occupancy.capacity) is None else capacity
+        )
         gauge("model_loaded", "1 while the model is loaded.").set_function(lambda: self._tts is not None)
+        self._model_memory = gauge("model_memory_bytes", "Memory that the process took to load the model.")
         gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(gpu_memory_bytes)
 
     @property
@@ -132,13 +147,41 @@ class SpeechService:
     async def open(self, text: str, *, voice: VoiceSpec = None, **request: Any) -> SpeechStream:
         """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
         self.check_length(len(text))
+        request["lexicon"] = self._merged_lexicon(request)
         stream = await self._open(SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request))
         self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
+        request["lexicon"] = self._merged_lexicon(request)
         return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
+
+    async def convert(
+        self, recording: bytes | tuple[Samples, int], *, voice: VoiceSpec = None, seed: int | None = None
+    ) -> SpeechStream:
+        """Queue a recording for conversion to a voice. It is tokenized first, one recording at a time."""
+
+        def submit(tts: TTS, who: Voice | None) -> Session:
+            return tts.converter.submit(recording, voice=who, seed=seed)
+
+        async with self._upload():
+            return await self._open(SpeechStream, voice, submit)
+
+    @contextlib.asynccontextmanager
+    async def _upload(self) -> AsyncIterator[None]:
+        """Wait for a turn: each uploaded clip takes a core, and memory while it waits."""
+        if self._pending_uploads >= MAX_PENDING_UPLOADS:
+            raise QueueFull("too many uploads are waiting", allowed=f"at most {MAX_PENDING_UPLOADS}")
+        self._pending_uploads += 1
+        try:
+            async with self._upload_lock:
+                yield
+        finally:
+            self._pending_uploads -= 1
+
+    def _merged_lexicon(self, request: Mapping[str, Any]) -> Lexicon:
+        return self._lexicon.merged(open_lexicon(request.get("lexicon")))
 
     def check_length(self, chars: int) -> None:
         """Raise TextTooLong if a text of so many characters is too long for one request."""
@@ -163,17 +206,11 @@ class SpeechService:
 
     async def add_voice(self, name: str, clip: bytes) -> VoiceInfo:
         """Create a voice from an uploaded clip. Uploads are processed one at a time: each takes a core."""
-        if self._pending_uploads >= MAX_PENDING_UPLOADS:
-            raise QueueFull("too many uploads are waiting", allowed=f"at most {MAX_PENDING_UPLOADS}")
-        self._pending_uploads += 1
-        try:
-            async with self._upload_lock:
-                return await self._with_engine(partial(self._voices.add, name, clip))
-        finally:
-            self._pending_uploads -= 1
+        async with self._upload():
+            return await self._with_engine(partial(self._voices.add, name, clip))
 
     async def remove_voice(self, name: str) -> None:
-        await self._with_engine(lambda tts: library.remove(name, tts.voices_folder))
+        await self._with_engine(partial(self._voices.remove, name))
 
     async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
@@ -190,16 +227,32 @@ class SpeechService:
         voice: VoiceSpec,
         open_engine: Callable[[TTS, Voice | None], AnySession],
     ) -> AnyStream:
+        self._check_load_queue()
         self.metrics.active += 1
+        self._opening += 1
         try:
             opening = self._with_engine(lambda tts: open_engine(tts, self._voices.resolve(voice, tts)))
             session = await open_session(opening)
         except BaseException:
             self.metrics.active -= 1
             raise
+        finally:
+            self._opening -= 1
         stream = stream_class(session, self.metrics, self._stream_closed)
         self._open_streams.add(stream)
         return stream
+
+    def _check_load_queue(self) -> None:
+        """Raise QueueFull if as many requests wait for the model as its slots and its queue will take."""
+        limit = self._slots + self.settings.max_queue
+        if self._tts is not None or self._opening < limit:
+            return
+        error = QueueFull(
+            "the model is being loaded, and too many requests wait for it", allowed=f"at most {limit}"
+        )
+        if self._load_s is not None:
+            error.retry_after_s = self._load_began_s + self._load_s - time.monotonic()
+        raise error
 
     async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
         """Call `act` in a thread; the engine is not unloaded meanwhile."""
@@ -224,7 +277,8 @@ class SpeechService:
             raise EngineFault("the server is shutting down", fix="Try again soon.")
         async with self._load_lock:
             if self._tts is None or self.state in ("cold", "failed"):
-                self.state, started_s = "loading", time.monotonic()
+                self.state, self._load_began_s = "loading", time.monotonic()
+                before_bytes = resident_bytes()
                 try:
                     tts = self._given_tts
                     if tts is None:
@@ -236,8 +290,10 @@ class SpeechService:
                 self.model = ModelCard.describe(tts)
                 self._tts, self.state = tts, "ready"
                 self._last_used_s = time.monotonic()
-                load_s = round(self._last_used_s - started_s, 3)
-                log.info("ready", extra={"model": tts.name, "load_s": load_s})
+                self._load_s = self._last_used_s - self._load_began_s
+                self._slots = tts.occupancy.slots
+                self._model_memory.set(max(0, resident_bytes() - before_bytes))
+                log.info("ready", extra={"model": tts.name, "load_s": round(self._load_s, 3)})
             return self._tts
 
     async def _unload_when_idle(self) -> None:
@@ -247,6 +303,7 @@ class SpeechService:
             busy = self._open_streams or self._pending_calls or self._load_lock.locked()
             if self._tts is not None and not busy and idle_s >= keep_s:
                 tts, self._tts, self.state = self._tts, None, "idle"
+                self._model_memory.set(0)
                 await self._in_thread(tts.close)
                 del tts
                 await self._in_thread(model_loading.release_memory)

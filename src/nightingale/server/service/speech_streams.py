@@ -1,6 +1,6 @@
 """Streams of speech that the protocols read, their encoding, and the time of each segment of the text.
 
-A segment is a sentence, or a part of a long one. The engine does not know when a word within it is said.
+A segment is a sentence, or a part of a long one. Words are timed if a request asks for it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
 from nightingale.server.metrics import ServerMetrics
-from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart
+from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart, TextWarning, TimedWord
 
 OnClose = Callable[["SpeechStream"], None]
 """Called once, with the stream and whether it was read to its end."""
@@ -42,6 +42,11 @@ class SpeechStream:
         self._session, self._counters, self._on_close = session, counters, on_close
         self._open = True
         self._chunks = self._read()
+
+    @property
+    def warnings(self) -> tuple[TextWarning, ...]:
+        """Parts of the text that are not spoken."""
+        return tuple(self._session.warnings)
 
     @property
     def metrics(self) -> Metrics:
@@ -126,21 +131,19 @@ class AsyncEncoder:
         )
         self._threads = threads
 
-    async def encode(
-        self, chunks: AsyncIterable[AudioChunk]
-    ) -> AsyncGenerator[tuple[list[TimedSegment], bytes], None]:
-        """Yield segments that have ended and the bytes that follow; both may be empty."""
+    async def encode(self, chunks: AsyncIterable[AudioChunk]) -> AsyncGenerator[tuple[Timings, bytes], None]:
+        """Yield the segments and words that have ended, and the bytes that follow; each may be empty."""
         timer, is_first = SegmentTimer(), True
         async for chunk in chunks:
-            segments, samples = timer.add(chunk), chunk.samples
+            timings, samples = Timings(timer.add(chunk), chunk.words), chunk.samples
             if is_first:
                 data, samples = self._encode_first(samples)
-                yield [], data
-                is_first = False
-            yield segments, await self._encode(samples)
+                yield timings, data
+                is_first, timings = False, Timings()
+            yield timings, await self._encode(samples)
         if not is_first:
-            yield [], self._encoder.finish()
-            yield timer.finish(), b""
+            yield Timings(), self._encoder.finish()
+            yield Timings(timer.finish()), b""
 
     def _encode_first(self, samples: Samples) -> tuple[bytes, Samples]:
         """Encode only until the first bytes come out; return them and the samples that are left."""
@@ -168,6 +171,14 @@ class TimedSegment(BaseModel):
     """Both are seconds from the beginning, without the pause after the segment."""
 
 
+class Timings(NamedTuple):
+    """The parts of the text that have ended with some audio."""
+
+    segments: Sequence[TimedSegment] = ()
+    words: Sequence[TimedWord] = ()
+    """Empty unless the request asked for them."""
+
+
 class SegmentTimer:
     """Computes the segments of one utterance."""
 
@@ -192,16 +203,3 @@ class SegmentTimer:
         end = max(start, self._samples - segment.pause_samples)
         start_s, end_s = round(start / self._rate_hz, 3), round(end / self._rate_hz, 3)
         return [TimedSegment(text=" ".join(segment.text.split()), start=start_s, end=end_s)]
-
-
-def format_srt(segments: list[TimedSegment]) -> str:
-    """Format the segments as SubRip subtitles."""
-    return "\n".join(
-        f"{number}\n{_clock(segment.start)} --> {_clock(segment.end)}\n{segment.text}\n"
-        for number, segment in enumerate(segments, start=1)
-    )
-
-
-def _clock(seconds: float) -> str:
-    minutes, ms = divmod(round(1000 * seconds), 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{ms // 1000:02d},{ms % 1000:03d}"

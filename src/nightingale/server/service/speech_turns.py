@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.service.speech_streams import LiveSpeechStream, OutputFormat, TimedSegment
+from nightingale.server.service.speech_streams import LiveSpeechStream, OutputFormat, Timings
 from nightingale.types import Metrics
 
 log = logging.getLogger("nightingale.server")
@@ -57,7 +57,8 @@ class SpeechTurn(ABC):
         """Set when `send_end` has returned or the client is gone."""
         self.previous: SpeechTurn | None = None
         self._service, self._request, self._output = service, request, output
-        self._chars = 0
+        self.text = ""
+        """All text that was pushed, to which the positions of words refer."""
         self._abandoned_s = ABANDONED_S
         self._stream: LiveSpeechStream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -67,8 +68,8 @@ class SpeechTurn(ABC):
         """Announce that audio follows."""
 
     @abstractmethod
-    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
-        """Send segments of text that have ended, then audio. Both may be empty."""
+    async def send_audio(self, timings: Timings, data: bytes) -> None:
+        """Send segments and words that have ended, then audio. Each may be empty."""
 
     @abstractmethod
     async def send_end(self) -> None:
@@ -77,6 +78,11 @@ class SpeechTurn(ABC):
     @property
     def metrics(self) -> Metrics:
         return _NO_METRICS if self._stream is None else self._stream.metrics
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about the parts of the text that are not spoken."""
+        return [] if self._stream is None else [str(warning) for warning in self._stream.warnings]
 
     async def push(self, text: str) -> None:
         """Add text. If it, or the request, is invalid, the turn fails."""
@@ -134,8 +140,8 @@ class SpeechTurn(ABC):
     async def _push(self, text: str) -> None:
         # JavaScript may split a surrogate pair; its halves are not valid characters.
         text = text.encode("utf-8", "ignore").decode()
-        self._chars += len(text)
-        self._service.check_length(self._chars)
+        self.text += text
+        self._service.check_length(len(self.text))
         stream = self._stream
         if stream is None:
             stream = self._stream = await self._service.session(**self._request)
@@ -175,13 +181,13 @@ class SpeechTurn(ABC):
                 await self.previous.finished.wait()
             encoder = self._service.open_encoder(self._output)
             async with aclosing(aiter(stream)) as chunks, aclosing(encoder.encode(chunks)) as parts:
-                async for segments, data in parts:
+                async for timings, data in parts:
                     if self.cancelled or self.error is not None:
                         continue
                     if not self.has_started:
                         self.has_started = True
                         await self.send_start()
-                    await self.send_audio(segments, data)
+                    await self.send_audio(timings, data)
         except NightingaleError as error:
             self.error = error
         except ClientGone:
@@ -197,7 +203,9 @@ class SpeechTurn(ABC):
         self.previous = None  # otherwise the turns of a long connection would form one long chain
         outcome = type(self.error).__name__ if self.error else "cancelled" if self.cancelled else "done"
         ttfa_ms, seconds = round(self.metrics.ttfa_ms, 1), round(self.metrics.audio_seconds, 3)
-        log.info("turn", extra={"outcome": outcome, "ttfa_ms": ttfa_ms, "audio_seconds": seconds})
+        fields = {"outcome": outcome, "ttfa_ms": ttfa_ms, "audio_seconds": seconds}
+        # Their number: text does not belong into logs. Wyoming and ElevenLabs' sockets have no place for them.
+        log.info("turn", extra={**fields, "warnings": len(self.warnings)})
         with suppress(ClientGone):
             await self.send_end()
 

@@ -6,8 +6,10 @@ voice, and with aliases of these. Some clients accept only OpenAI's thirteen nam
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,25 +17,20 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from nightingale.engine.tts import TTS
-from nightingale.errors import CapacityError, VoiceError, VoiceExists, VoiceNotFound
+from nightingale.errors import CapacityError, OutputError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
+from nightingale.voices.aliases import DEFAULT, resolve_alias
 from nightingale.voices.blend import blend
 from nightingale.voices.voice import Voice
 
+log = logging.getLogger("nightingale.server")
+
 CACHE_SIZE: Final = 128
 """Voices and blends that are kept in memory."""
-DEFAULT: Final = "default"
-OPENAI_VOICES: Final = {
-    "alloy": "sarah", "ash": "michael", "ballad": "george", "cedar": "fenrir", "coral": "bella",
-    "echo": "puck", "fable": "fable", "marin": "emma", "nova": "heart", "onyx": "fenrir",
-    "sage": "aoede", "shimmer": "bella", "verse": "michael",
-}  # fmt: skip
-"""OpenAI's name -> the most similar built-in voice."""
 MAX_BLEND_PARTS: Final = 8
 
 _PART: Final = re.compile(r"\s*([a-z0-9_-]{1,64})\s*(?:\(\s*(\d{1,4}(?:\.\d{1,4})?)\s*\))?\s*")
-_KOKORO: Final = re.compile(r"[a-z][fm]_([a-z0-9]+)")
 
 
 class VoiceInfo(BaseModel):
@@ -102,7 +99,14 @@ class VoiceRegistry:
             allowed = f"at most {self._settings.max_voices}"
             raise CapacityError("too many voices", allowed=allowed, fix="Delete one, or raise max_voices.")
         voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
-        return self._info(tts, name, voice.provenance, library.add(name, voice))
+        with _storage():
+            path = library.add(name, voice)
+        return self._info(tts, name, voice.provenance, path)
+
+    def remove(self, name: str, tts: TTS) -> None:
+        """Delete an uploaded voice."""
+        with _storage():
+            library.remove(name, tts.voices_folder)
 
     def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
         """Describe what a name, perhaps one of OpenAI's or Kokoro's, means already; None if it is free."""
@@ -170,6 +174,18 @@ class VoiceRegistry:
         return self._read(path, status.st_mtime_ns, status.st_size)
 
 
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Log why voices cannot be stored, and tell the client only that they cannot."""
+    try:
+        yield
+    except (OutputError, OSError) as error:
+        log.error("the voice folder cannot be written", extra={"error": str(error)})
+        raise CapacityError(
+            "the server cannot store voices now", fix="Ask its operator: the server's log has the cause."
+        ) from error
+
+
 def _modified(path: Path) -> int:
     try:
         return int(path.stat().st_mtime)
@@ -184,17 +200,6 @@ def parse_blend(spec: str) -> list[tuple[str, float]]:
     if not (len(parts) == len(matches) <= MAX_BLEND_PARTS and all(weight > 0 for _, weight in parts)):
         raise invalid_voice(spec)
     return parts
-
-
-def resolve_alias(name: str, builtin: Sequence[str]) -> str | None:
-    """Return the built-in voice for a name of OpenAI's or Kokoro's, or None if it is neither."""
-    if (kokoro := _KOKORO.fullmatch(name)) and kokoro[1] in builtin:
-        return kokoro[1]
-    if name not in OPENAI_VOICES or not builtin:
-        return None
-    similar = OPENAI_VOICES[name]
-    # A model without that voice: distribute the names over its voices, always in the same way.
-    return similar if similar in builtin else builtin[list(OPENAI_VOICES).index(name) % len(builtin)]
 
 
 def invalid_voice(spec: object) -> VoiceError:

@@ -25,7 +25,7 @@ from nightingale import __version__
 from nightingale.errors import NightingaleError
 from nightingale.server.listen_socket import SEND_BUFFER_BYTES, parse_wyoming
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
+from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text
 from nightingale.server.service.voice_registry import VoiceInfo
 
@@ -158,7 +158,7 @@ class WyomingTurn(SpeechTurn):
     async def send_start(self) -> None:
         await self._connection.send(AudioStart(**self._format))
 
-    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:  # noqa: ARG002
+    async def send_audio(self, timings: Timings, data: bytes) -> None:  # noqa: ARG002
         if data:
             await self._connection.send(AudioChunk(**self._format, audio=data))
 

@@ -10,19 +10,31 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import calendar, figures, measures, money, names, references, symbols, web
+from nightingale.text.english import (
+    calendar,
+    figures,
+    measures,
+    money,
+    names,
+    references,
+    symbols,
+    technical,
+    web,
+)
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import apply_all
 
-BEGINNINGS: Final = (*web.RULES, *calendar.SPANS)
+BEGINNINGS: Final = (*web.RULES, *technical.ALGEBRA, *calendar.SPANS)
 # Text without a digit skips these.
 FIGURES: Final = (
+    *technical.CODES,
     *symbols.COMPARISONS,
     *references.LABEL_RULES,
     *money.SPANS,
     *calendar.DATES,
     *references.DIGIT_RULES,
     *calendar.TIMES,
+    *measures.DURATIONS,
     *calendar.YEARS,
     *figures.EARLY,
     *money.RULES,

@@ -30,7 +30,7 @@ SENTENCE_CONTINUES: Final = (
 )
 _HALF: Final = rf"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.{SENTENCE_CONTINUES})?"
 _NOT_IN_NUMBER: Final = r"(?<![\w.,$£€/:-])"
-_NUMBER_ENDS: Final = r"(?![\w%°]|[.,:/]\d)"
+_NUMBER_ENDS: Final = r"(?![\w%°×]|[.,:/]\d)"
 _DATE_ENDS: Final = rf"(?![\w%°]|[.:/]\d)(?:,? {_YEAR}(?![\w%°]|[.:/]\d))?"
 _COUNTED: Final = rf" (?!(?:{any_of('not_counted_after_year')})\b)[a-z]{{2,}}s\b"
 
@@ -99,7 +99,12 @@ SPANS: Final = (
 
 # Without a number next to them. Jan and Del Mar are names, and a sun is not a day: those need a word before.
 SHORT: Final = (
-    Rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Tues?|Wed|Thurs?|Fri)\.(?!\w)", _short),
+    Rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tues?|Wed|Thurs?|Thu|Fri)\.(?!\w)", _short),
+    Rule(r"(?<=[a-z] )(Sat)\.(?!\w)", _short),
+    Rule(
+        r"\b(Mon|Tues?|Wed|Thurs?|Fri|Sat|Sun)(?= (?:at (?:\d|noon|midnight)|morning|afternoon|evening|night)\b)",
+        "{1:weekdays}",
+    ),
     Rule(
         r"(?:(?<=\b[Ii]n )|(?<=\b[Oo]n )|(?<=\b(?:last|next|this|late) )|(?<=\b(?:since|early|every) ))"
         r"(Jan|Mar|Jun|Mon|Thu|Sat|Sun)\.(?!\w)",

@@ -67,7 +67,7 @@ EARLY: Final = (
         rf"(?: (?P<unit>{any_of(UNITS.keys() - ONLY_ATTACHED)})(?![\w°/'^]| squared| cubed))?",
         _power,
     ),
-    Rule(r"(?<![A-Za-z])([A-Za-z]|\)) ?\^ ?([+-]?)(\d{1,15})(?!\d)(?P<unit>)", _power),
+    Rule(r"(?<![A-Za-z])([A-Za-z]|\)) ?(?:\^|\*\*) ?([+-]?)(\d{1,15})(?!\d)(?P<unit>)", _power),
     Rule(r"\bv(?:er)?\.? ?(?=\d+\.\d)|\bver\. ?(?=\d)", "version "),
     Rule(r"(?<=\d) - (?=\d[\d.,]{0,20}\s?=)", " minus "),
     Rule(r"(?<=[\d%])\s?[–—]\s?(?=[$£€]?\.?\d)", " to "),
@@ -79,7 +79,7 @@ EARLY: Final = (
         lambda m: f"{words.number(m[1])} times ten {_to_the_power(m)}",
     ),
     Rule(r"(?<=[\d)])( ?)\*\1(?=[\d(A-Za-z])|(?<=\b[A-Za-z])( ?)\*\2(?=\d)", " times "),
-    Rule(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(\d{1,5})(?![\w.])", "{1:paired} by {2:paired}"),
+    Rule(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(\d{1,5})(?!\w|\.\d)", "{1:paired} by {2:paired}"),
     Rule(r"(?<![\w.])(\d{1,9}(?:\.\d{1,9})?)[x×](?!\w)", "{1:number} times"),
     Rule(
         r"(?<![\w.,])(\d{3,4})([A-Z]?) (?=(?:[NSEW]\.? )?(?:[A-Z][a-z]{1,20} ){1,3}"

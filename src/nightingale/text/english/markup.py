@@ -8,6 +8,8 @@ from functools import cache
 from typing import Final
 from unicodedata import category, decimal, normalize
 
+from nightingale.text.code_blocks import replace_code_blocks
+from nightingale.text.english.blocks import DOCUMENT
 from nightingale.text.english.rule import Match, Rule, apply_all
 from nightingale.text.stops import LINK
 from nightingale.text.tables import word_list, word_map
@@ -40,6 +42,11 @@ def _raised(match: Match) -> str:
     return f"^{figures}" if base else figures
 
 
+def _western(match: Match) -> str:
+    """Write a number in groups of three digits."""
+    return f"{int(match[0].replace(',', '')):,}"
+
+
 WORD_PARTS: Final = (
     # A word hyphenated at the end of a line.
     Rule(r"(?<=[a-z])(?:-|\xad)[ \t]{0,9}\r?\n[ \t]{0,9}(?=[a-z])", _line_end),
@@ -48,8 +55,14 @@ WORD_PARTS: Final = (
 )
 
 TERMS: Final = (
-    # The prefix micro before a unit, which the units write as u.
-    Rule(r"(?<=[\d ])[µμ](?=[gsmlLAVWF]\b)", "u"),
+    # The prefix micro before a unit, which the units write as u; ohms, before Greek letters are named.
+    Rule(r"(?<=[\d ])[µμ]s\b", "usec"),
+    Rule(r"(?<=[\d ])[µμ](?=[gmlLAVWF]\b)", "u"),
+    Rule(r"(?<=\d)( ?[kMm]?)[ΩΩ](?!\w)", "{1}ohm"),
+    # Indian grouping, and the abbreviated rupee.
+    Rule(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?![\w,]|\.\d{3})", _western),
+    Rule(r"\bRs\.? ?(?=\d)", "₹"),
+    Rule(r"(?<=\d)[″]", '"'),
     # Between two terms the minus sign subtracts; a hyphen there would be a range.
     Rule(r"(?<=[\d)]) ?− ?(?=[\d.(A-Za-z])|(?<=\b[A-Za-z]) ?− ?(?=\d|[A-Za-z]\b)", " minus "),
     # Non-breaking spaces, or thousands, or two groups after too few digits for a telephone number.
@@ -70,7 +83,7 @@ MARKUP: Final = (
     # "if a<b and c>d" has no tag: after a letter, a tag with more than a name needs an equals sign.
     Rule(rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>", " "),
     Rule(LINK.pattern, "{label}"),
-    Rule(r"^[ \t]*(?:```|~~~).{0,40}$", " ", re.MULTILINE),
+    Rule(r"^[ \t]*(?:\'\'\'|~~~).{0,40}$", " ", re.MULTILINE),
     Rule(r"^[ \t]*(?:[-*_=][ \t]?){3,}[ \t]*$", "\n\n", re.MULTILINE),
     Rule(r"^[ \t]{0,9}#{1,6}[ \t]+(.{0,300})$", "\n\n{1}\n\n", re.MULTILINE),
     Rule(r"^[ \t]{0,9}>(?!\.?\d|[$£€])[ \t]?", "", re.MULTILINE),
@@ -78,7 +91,7 @@ MARKUP: Final = (
     Rule(r"(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]{1,300}?)(?<=\S)\1(?!\w)", "{2}"),
     Rule(r"[ \t]*\|[ \t]*", ", "),
     # After letters and brackets; after digits it is handled like any other power.
-    Rule(r"(?<=[A-Za-z)])\^([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]]),
+    Rule(r"(?<=[A-Za-z)])(?:\^|\*\*)([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]]),
 )
 
 # A heading or a list item has no full stop, but sounds as if it had one.
@@ -90,7 +103,8 @@ PARAGRAPHS: Final = (
 
 def clean(text: str) -> str:
     """Return plain ASCII text without markup."""
-    text = normalize("NFC", apply_all(WORD_PARTS, html.unescape(text)))
+    text = normalize("NFC", apply_all(WORD_PARTS, html.unescape(replace_code_blocks(text))))
+    text = apply_all(DOCUMENT, text)
     text = text.translate(_character_map("negations"))
     for fraction, figures in word_map("vulgar_fractions").items():
         text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from nightingale.text.english import words
@@ -19,6 +20,7 @@ START: Final = r"(?<![\w.,])"
 """Start of a separate number."""
 PER_UNIT: Final = {unit: names[0] for unit, names in UNITS.items() if unit.isalpha()} | word_map("per")
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER_UNIT)})\b(?: (?P<per_power>squared|cubed)\b)?)?"
+_WINDOW_CHARS: Final = 200
 POWERS: Final = {"squared": "square ", "cubed": "cubic ", None: ""}
 
 
@@ -47,7 +49,56 @@ def _measure(match: Match) -> str:
     return f"{words.number(figures)} {said}{per}"
 
 
+def _scaled(match: Match) -> str:
+    per = f" per {POWERS[match['per_power']]}{PER_UNIT[match['per']]}" if match["per"] else ""
+    unit = f"{POWERS[match['power']]}{UNITS[match['unit']][1]}"
+    return f"{words.number(match['figures'])} {match['scale']} {unit}{per}"
+
+
+def _duration(match: Match) -> str:
+    """Read "1h 30m": the m of a single part would be meters."""
+    parts = [(match[name], names) for name, names in DURATION_PARTS.items() if match[name]]
+    if len(parts) < 2:
+        return match[0]
+    return " ".join(f"{words.cardinal(figures)} {names[int(figures) != 1]}" for figures, names in parts)
+
+
+def _inches(match: Match) -> str:
+    """Read the mark for inches; after an open quotation it closes that instead."""
+    before = match.string[max(0, match.start() - _WINDOW_CHARS) : match.start()]
+    after = match.string[match.end() : match.end() + _WINDOW_CHARS]
+    if len(re.findall(r"(?<!\d)\"", before)) % 2:
+        return match[0]
+    noun = rf"(?: (?:and|or|to|x|by) {NUMBER}\"){{0,3}} (?!(?:{any_of('extents')})\b)[a-z]{{3,}}"
+    is_single = is_one(match[1]) or re.match(rf"{noun}| [x×] ?\d", after)
+    return f"{match[1]} {INCH[not is_single]}"
+
+
+DURATION_PARTS: Final = {
+    "days": ("day", "days"),
+    "hours": ("hour", "hours"),
+    "minutes": ("minute", "minutes"),
+    "seconds": ("second", "seconds"),
+}
+DURATIONS: Final = (
+    Rule(
+        rf"{START}(?=\d{{1,4}}[dhm]\s?\d)(?:(?P<days>\d{{1,4}})d\s?)?(?:(?P<hours>\d{{1,3}})h\s?)?"
+        r"(?:(?P<minutes>\d{1,2})m(?:in)?)?(?:\s?(?P<seconds>\d{1,2})s)?(?!\w|[.,]\d)",
+        _duration,
+    ),
+    Rule(rf"\b((?:{any_of('lasting')}) )(\d{{1,4}})s\b(?! and)", "{1}{2:cardinal} seconds"),
+    Rule(
+        r"\b([Ff]or |[Ii]n )(\d{1,4})s(?=[.,;:!?)]|$| (?:at|on|then|before|and)\b)", "{1}{2:cardinal} seconds"
+    ),
+)
+
 RULES: Final = (
+    Rule(
+        rf"{START}(?P<figures>{NUMBER}) (?P<scale>thousand|million|billion|trillion) "
+        rf"(?P<unit>{any_of(unit for unit in UNITS if unit not in ONLY_ATTACHED)})(?![\w°])(?!'\w)(?:\.(?= [a-z]))?"
+        rf"(?: (?P<power>squared|cubed))?{_PER}",
+        _scaled,
+    ),
     Rule(
         rf"{START}({NUMBER})({any_of('scales')})"
         rf"(?= (?:(?:new|more|other|active|young|extra|daily|monthly) )?(?:{any_of('counted')})\b)",
@@ -58,6 +109,10 @@ RULES: Final = (
         r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",
         "{1:cardinal} foot {2:cardinal}",
     ),
+    Rule(r"(?<![\w.])(\d{1,4})' ?[x×] ?(\d{1,4})'(?!\w)", "{1:cardinal} foot by {2:cardinal} foot"),
+    Rule(rf"(?<![\w.,])((?:\d{{1,3}} )?\d{{1,3}}/\d{{1,3}}|{NUMBER})\"(?!\w)", _inches),
+    Rule(rf"{START}(\d{{1,4}})'(?= (?:wide|tall|long|deep|thick|high)\b)", "{1} feet"),
+    Rule(r"(?:(?<=inch)|(?<=foot)) ?[x×] ?(?=\d)", " by "),
     Rule(r"(?<=\d) ?sq\. (?=ft\b|mi\b)", " sq "),
     Rule(
         rf"(?<=\d)([ -]?(?:sq )?(?:{any_of('dotted_units')}))"

@@ -114,6 +114,7 @@ ABBREVIATIONS: Final = (
     ),
     Rule(rf"\b({any_of('titles')})\. ?(?=[A-Z]|and [A-Z])", "{1:titles} "),
     Rule(r"\b(Dr|Mrs?|Ms) (?=[A-Z][a-z])", "{1:titles} "),
+    Rule(r"(?<![\w.])([Ee])st\. (?=[a-z])(?!(?:in|by|as|on|at|since)\b)", "{1}stimated "),
     Rule(rf"(?<![\w.])({any_of('short_forms')})(?!\w)", _short_form),
     Rule(rf"(?<![\w/&])({any_of('whole_words')})(?![\w&/]|'\w)", "{1:whole_words}"),
     Rule(rf"\b([AaPp])\.[Mm]\.{SENTENCE_CONTINUES}", lambda m: f"{m[1].upper()} M"),

@@ -24,6 +24,8 @@ COMPARISONS: Final = (
 )
 
 RULES: Final = (
+    Rule(r"°F\b", " degrees Fahrenheit "),
+    Rule(r"°C\b", " degrees Celsius "),
     Rule(r"\b([Cc])\+\+", "{1} plus plus"),
     Rule(r"\b([CFGAD])#", "{1} sharp"),
     Rule(r"(?:<=|=<)", " at most "),

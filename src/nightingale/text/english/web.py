@@ -7,6 +7,7 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.technical import port
 from nightingale.text.tables import word_map
 
 MAX_PATH_CHARS: Final = 40
@@ -42,9 +43,33 @@ def _link(match: Match) -> str:
     ending = (host + whole)[len(link) :]
     path = re.split(r"[?#]", link[len(host) :])[0].rstrip("/")
     said = _host(link[: len(host)])
+    if match["port"]:
+        said += f" port {port(match['port'])}"
     if path and len(path) <= MAX_PATH_CHARS:
         said += f" {_spell(path)}"
     return f" {said}{ending} "
+
+
+def _path(match: Match) -> str:
+    """Read a path name by name; a full stop at its end belongs to the sentence."""
+    written = match[0].rstrip(".")
+    names = [
+        word_map("path_names").get(part, word_map("address_marks").get(part) or _file_name(part))
+        for part in re.findall(r"\.\.?(?=/)|[/~]|[^/~]+", written)
+    ]
+    return f" {' '.join(names)}{match[0][len(written) :]} "
+
+
+def _file_name(name: str) -> str:
+    stem, dot, suffix = name.rpartition(".")
+    if dot and stem and suffix in word_map("suffixes"):
+        return f"{_spell(stem)} dot {word_map('suffixes')[suffix]}"
+    return _spell(name)
+
+
+def _dotted(match: Match) -> str:
+    """Read a dotted name of a program; a link or an abbreviation is not one."""
+    return " dot ".join(map(_spell, match[0].split(".")))
 
 
 def _hashtag(match: Match) -> str:
@@ -57,20 +82,28 @@ RULES: Final = (
         lambda m: f" {_spell(m[1])} at {_host(m[2])} ",
     ),
     Rule(
-        r"\b(?:https?|ftp)://(?P<host>[A-Za-z0-9.-]{1,200})(?::\d{1,5})?(?P<path>[/?#][^\s<>\"()]{0,2000})?",
+        r"\b(?:https?|ftp)://(?P<host>[A-Za-z0-9.-]{1,200})(?::(?P<port>\d{1,5}))?(?P<path>[/?#][^\s<>\"()]{0,2000})?",
         _link,
         re.IGNORECASE,
     ),
     Rule(
         rf"(?<![\w.@/-])(?P<host>www\.(?:{_LABEL}\.){{0,4}}[A-Za-z]{{2,12}}|{_DOMAIN})(?![\w@-]|\.\w)"
-        r"(?P<path>/[^\s<>\"()]{0,2000})?",
+        r"(?::(?P<port>\d{2,5})\b)?(?P<path>/[^\s<>\"()]{0,2000})?",
         _link,
     ),
+    # Paths: from the root, the home or the current folder, or to a file of a known kind.
+    Rule(r"(?<![\w/.:<)~])(?<!\d )(?:~|\.{1,2})?(?:/[A-Za-z.][\w.-]{0,60}){1,12}/?(?![\w/])", _path),
+    Rule(rf"(?<![\w/.:@])(?:[\w-]{{1,40}}/){{1,12}}[\w-]{{1,40}}\.(?:{any_of('suffixes')})(?![\w/-])", _path),
     Rule(
         rf"(?<![\w.])(\w[\w-]{{0,60}})\.({any_of('suffixes')})(?![\w-]|\.\w)",
         lambda m: _spell(m[1]) + fill(" dot {2:suffixes}", m),
     ),
     Rule(r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])", lambda m: f" {_spell(m[0])} "),
+    Rule(
+        r"(?<![\w.@/])[a-z_][a-z0-9_]{1,40}(?:(?:\.[A-Za-z_]\w{1,40}){2,6}|\.[a-z_][a-z0-9_]{1,40})(?![\w.]\w)",
+        _dotted,
+    ),
     Rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}"),
+    Rule(r"(?<![\w#&])#(?=[A-Z]{1,4}-?\d)(?![0-9A-F]{6}\b)", "number "),
     Rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", _hashtag),
 )

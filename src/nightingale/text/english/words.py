@@ -12,6 +12,8 @@ ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 SCALES: Final = ("", "thousand", "million", "billion", "trillion")
 MAX_CARDINAL_DIGITS: Final = 15
 """Longer numbers are read digit by digit: quintillions are hard to follow."""
+MAX_UNGROUPED_DIGITS: Final = 9
+"""Longer numbers without separators are telephone or account numbers, unless they end with six zeros."""
 
 
 def value_of(number: int | str) -> int:
@@ -59,6 +61,11 @@ def digits(figures: str) -> str:
 
 def whole(figures: str) -> str:
     """Read a run of digits as a number, or digit by digit if it has a leading zero or is too long."""
+    is_code = len(figures) > MAX_UNGROUPED_DIGITS and not figures.endswith("000000")
+    return digits(figures) if is_code else _grouped(figures)
+
+
+def _grouped(figures: str) -> str:
     if len(figures) > MAX_CARDINAL_DIGITS or (len(figures) > 1 and figures.startswith("0")):
         return digits(figures)
     return cardinal(figures)
@@ -67,7 +74,8 @@ def whole(figures: str) -> str:
 def number(figures: str) -> str:
     """Read a number with optional thousands separators and decimals: "1,234.50" or ".5"."""
     before, point, after = figures.replace(",", "").partition(".")
-    said = whole(before) if before else ""
+    read = _grouped if "," in figures else whole
+    said = read(before) if before else ""
     return f"{said} point {digits(after)}".strip() if point else said
 
 

@@ -32,6 +32,7 @@ ENVIRONMENT: Final = Environment(
         "soundfile==0.14.0",
         "soxr==1.1.0",
         "matplotlib==3.11.2",
+        "pocketsphinx==5.1.1",
     )
 )
 """Wheels exist for Linux on aarch64 and x86_64."""

@@ -2,10 +2,13 @@
 
     .venv-judges/bin/python src/nightingale_lab/bench/judges/worker.py --only tiny,dnsmos < jobs.jsonl
 
-A job: {"wav": path, "reference": [clips of the speaker], "language": "en"}; only `wav` is required. The
+A job: {"wav": path, "reference": [clips of the speaker], "language": "en"}; only `wav` is required. For the judge
+"speaker" it may also have "speakers": {name: [clips]} and "vector": true; "aligner" needs "text". The
 answer keeps `wav` and adds `seconds`, one entry per judge, and `cost` in seconds:
     "tiny", "base", "moonshine": {"transcript": the words}
-    "dnsmos": {"ovrl", "sig", "bak", "p808"}        "speaker": {"cosine"}, if `reference` was given
+    "dnsmos": {"ovrl", "sig", "bak", "p808"}
+    "speaker": {"cosine", "cosines" by name, "vector"}, each if it was asked for
+    "aligner": {"words": [[word, start, end], …]} in seconds, or {"failed": why}
     "error": why a clip could not be judged; the other clips are judged nevertheless.
 """
 
@@ -17,11 +20,11 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-JUDGES = ("tiny", "base", "moonshine", "dnsmos", "speaker")
+JUDGES = ("tiny", "base", "moonshine", "dnsmos", "speaker", "aligner")
 RATE_HZ = 16_000
 SHORTEST_SECONDS = 0.1
 
@@ -58,11 +61,19 @@ def speaker_judge(encoder: Any) -> Judge:
         return mean / np.linalg.norm(mean)
 
     def judge(samples: Any, job: dict[str, Any]) -> dict[str, Any]:
-        reference = job.get("reference")
-        if not reference:
+        reference, speakers = job.get("reference"), job.get("speakers", {})
+        if not (reference or speakers or job.get("vector")):
             return {}
-        paths = (reference,) if isinstance(reference, str) else tuple(reference)
-        return {"cosine": float(encoder.embed(samples) @ voice(paths))}
+        found = encoder.embed(samples)
+        answer: dict[str, Any] = {}
+        if reference:
+            paths = (reference,) if isinstance(reference, str) else tuple(reference)
+            answer["cosine"] = float(found @ voice(paths))
+        if speakers:
+            answer["cosines"] = {name: float(found @ voice(tuple(clips))) for name, clips in speakers.items()}
+        if job.get("vector"):
+            answer["vector"] = found.tolist()
+        return answer
 
     return judge
 
@@ -77,6 +88,10 @@ def load_judge(name: str, folder: Path, *, threads: int, most_windows: int) -> J
         return lambda samples, _: dict(dnsmos.score(samples))
     if name == "speaker":
         return speaker_judge(SpeakerEncoder(folder / name / "pretrained.pt"))
+    if name == "aligner":
+        from nightingale_lab.bench.judges.aligner import ForcedAligner, aligner_judge
+
+        return partial(aligner_judge, aligner=ForcedAligner())
     kind = Moonshine if name == "moonshine" else Whisper
     recognizer = kind(folder / name, threads=threads)
     return lambda samples, job: {"transcript": recognizer.transcribe(samples, job.get("language", "en"))}

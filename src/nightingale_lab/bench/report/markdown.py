@@ -51,13 +51,19 @@ def newest(lines: Sequence[Line], among: str = "", name: str = "") -> Line | Non
     return next((line for line in reversed(real) if not name or name in line[among]), None)
 
 
-def _measured(
-    lines: Sequence[Line], kind: str, head: Sequence[str], body: Callable[[Line], Iterable[Sequence[object]]]
+def measured(
+    lines: Sequence[Line],
+    kind: str,
+    head: Sequence[str],
+    body: Callable[[Line], Iterable[Sequence[object]]],
+    *,
+    signed: Line | None = None,
 ) -> str:
+    """Return a table of the newest line, and where it was measured. signed: the line to name instead."""
     line = newest(lines)
     if line is None:
         return f"*{NOT_YET[0].upper()}{NOT_YET[1:]}.*"
-    return f"{markdown_table(head, body(line))}\n\n{source(line, kind)}"
+    return f"{markdown_table(head, body(line))}\n\n{source(signed or line, kind)}"
 
 
 def cpu(lines: Sequence[Line], goals: Goals) -> str:
@@ -76,7 +82,7 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
             yield name, limit, f"{sign} {aim:g}", number(found["table"].get(name)) or NOT_YET, made_of
 
     head = ["102 tokens, warm", "must", "aim", "reached", "of which"]
-    return "\n\n".join(_measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
+    return "\n\n".join(measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
 
 
 def _made_of(name: str, parts: Mapping[str, Any]) -> str:
@@ -119,7 +125,7 @@ def cpu_quality(lines: Sequence[Line]) -> str:
         "among the first five",
         "steps",
     ]
-    return "\n\n".join(_measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
+    return "\n\n".join(measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
 
 
 def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
@@ -153,12 +159,12 @@ def gpu(lines: Sequence[Line]) -> str:
 
     what = "random weights of full size: multilingual (ten guided steps) unless Turbo is named; 102 tokens"
     head = [what, "upstream", "must", "aim", "reached", "commit"]
-    return _measured(lines, "gpu_engine", head, body)
+    return measured(lines, "gpu_engine", head, body, signed=real[-1] if real else None)
 
 
 def gpu_engine(lines: Sequence[Line]) -> str:
     """Return all rows of benchmarks/gpu_engine.py."""
-    return _measured(
+    return measured(
         lines,
         "gpu_engine",
         ["through the engine", ""],
@@ -180,7 +186,7 @@ def engine(lines: Sequence[Line]) -> str:
             low, high = line[spread]
             yield name, f"{line[value]:.2f}", f"{low:.2f} to {high:.2f}"
 
-    return _measured(lines, "engine", ["ratio of times", "median", "spread"], body)
+    return measured(lines, "engine", ["ratio of times", "median", "spread"], body)
 
 
 def server(lines: Sequence[Line]) -> str:
@@ -197,7 +203,7 @@ def server(lines: Sequence[Line]) -> str:
 
     line = newest(lines)
     head = [f"{line['model']}, {line['profile']}" if line else "", ""]
-    return _measured(lines, "server", head, body)
+    return measured(lines, "server", head, body)
 
 
 def bench(bench_lines: Sequence[Line], verify_lines: Sequence[Line]) -> str:
@@ -229,7 +235,7 @@ def _bench_cells(row: ReportRow) -> Sequence[object]:
 def concurrency(bench_lines: Sequence[Line]) -> str:
     """Return the rows of the newest run with several requests at a time."""
     lines = [line for line in bench_lines if line.get("concurrency")]
-    return _measured(
+    return measured(
         lines,
         "bench",
         ["who", "concurrency", "first audio p50", "audio s/s", "underruns"],

@@ -63,13 +63,15 @@ def run_ours(flow: Flow, case: FlowCase, noise: Tensor) -> tuple[Tensor, Tensor]
     return flow.encode(case.ids), mel
 
 
-def draw_noise(*, meanflow: bool) -> Tensor:
+def draw_noise(
+    *, meanflow: bool, prompt_tokens: int = PROMPT_TOKENS, tokens: int = TOKENS, seed: int = SEED
+) -> Tensor:
     """Repeat upstream's calls in its order: a meanflow samples the spoken part first, then everything."""
-    torch.manual_seed(SEED)
-    spoken = torch.randn(1, 80, 2 * TOKENS) if meanflow else None
-    noise = torch.randn(1, 80, 2 * (PROMPT_TOKENS + TOKENS))
+    torch.manual_seed(seed)
+    spoken = torch.randn(1, 80, 2 * tokens) if meanflow else None
+    noise = torch.randn(1, 80, 2 * (prompt_tokens + tokens))
     if spoken is not None:
-        noise[..., 2 * PROMPT_TOKENS :] = spoken
+        noise[..., 2 * prompt_tokens :] = spoken
     return noise
 
 

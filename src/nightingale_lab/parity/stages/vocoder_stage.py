@@ -51,9 +51,13 @@ def run_ours(hift: Hift, mel: Tensor, phase: Tensor, noise: Tensor) -> tuple[Ten
     return pitch, source, hift(mel, source)
 
 
-def draw_excitation(frames: int) -> tuple[Tensor, Tensor]:
-    """Repeat upstream's calls in its order: the phases of the harmonics, then the noise."""
-    torch.manual_seed(SEED)
+def draw_excitation(frames: int, *, seed: int | None = SEED) -> tuple[Tensor, Tensor]:
+    """Repeat upstream's calls in its order: the phases of the harmonics, then the noise.
+
+    seed: None goes on with torch's generator as it is.
+    """
+    if seed is not None:
+        torch.manual_seed(seed)
     half_turn = torch.tensor(math.pi)
     phase = -half_turn + torch.rand(1, 9, 1) * (half_turn + half_turn)
     phase[:, 0] = 0

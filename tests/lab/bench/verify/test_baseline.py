@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,16 @@ def stored_cases() -> list[tuple[str, str]]:
     return [(model.name, profile) for model, profile in stored_models()]
 
 
+@pytest.fixture
+def _threads_of_a_stored_baseline() -> Iterator[None]:
+    """Use as many threads as were used when baselines were stored, whatever the environment says."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads_of_a_stored_baseline")
 @pytest.mark.parametrize(("name", "profile"), stored_cases())
 def test_this_machine_makes_what_the_package_has_stored(name: str, profile: str, tmp_path: Path) -> None:
     model = next(model for model, spelled in stored_models() if (model.name, spelled) == (name, profile))

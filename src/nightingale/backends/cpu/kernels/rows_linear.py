@@ -28,7 +28,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import GemmScratch, Norm, emit_d
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
-from nightingale.backends.cpu.kernels.vector_math import emit_gelu_erf, emit_sigmoid
+from nightingale.backends.cpu.kernels.vector_math import emit_gelu_erf
 
 ROWS_PER_PASS: Final = 32
 """Rows that fit in the L1 cache beside a tile of weights."""
@@ -48,7 +48,6 @@ class RowsEpilogue(IntEnum):
     ADD = 1
     """Add to what the output holds: the residual connection."""
     GELU = 2
-    SILU = 3
 
 
 class RowsLinearOp(Arg):
@@ -158,7 +157,6 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
             RowsEpilogue.STORE: lambda value: value,
             RowsEpilogue.ADD: lambda value: value,
             RowsEpilogue.GELU: emit_gelu_erf,
-            RowsEpilogue.SILU: lambda value: value * emit_sigmoid(value),
         }
         for kind, change in changes.items():
             with f.if_then(epilogue.equals(kind)):

@@ -84,19 +84,23 @@ def _linear_kernel(
     rows, outputs, x_stride, other_stride, out_stride,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
     GELU: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, STATS: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS_FIRST: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] = gelu(norm(x[r]) · weight[n] + bias[n]) + other[r, n]; each part is optional.
 
     K: width of x; PARTS: of the statistics of x, if it is normalized, else 0, with the sums (outputs,) of the weights.
     STATS: mean and squared deviation of each row of the tile are stored to out_stats (tiles, rows, 2).
+    ROWS_FIRST: the grid is (tiles of rows, tiles of outputs), else the other way round.
+    TMA: x_ptr and weight_ptr are tensor descriptors with blocks of (BM, BK) and (BN, BK).
     """
-    r = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    tile = tl.program_id(0) if ROWS_FIRST else tl.program_id(1)
+    part = tl.program_id(1) if ROWS_FIRST else tl.program_id(0)
+    r = tile * BM + tl.arange(0, BM)
+    n = part * BN + tl.arange(0, BN)
     real, wide = (r < rows)[:, None], n < outputs
     if PDL:
         gdc_launch_dependents()
-        if tl.program_id(0) == 0:
+        if not TMA and tile == 0:
             for first in tl.static_range(0, K, BK):
                 prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
         gdc_wait()
@@ -108,9 +112,13 @@ def _linear_kernel(
         bias = tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)
     total = tl.zeros([BM, BN], tl.float32)
     for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0)
-        w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
+        if TMA:
+            x = x_ptr.load([tile * BM, start])
+            w = weight_ptr.load([part * BN, start]).T
+        else:
+            k = start + tl.arange(0, BK)
+            x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0)
+            w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
         total = tl.dot(x, w, total, input_precision=PRECISION)
     if PARTS:
         total = (total - mean[:, None] * sums[None, :]) * scale[:, None]
@@ -129,7 +137,7 @@ def _linear_kernel(
         total = stored.to(tl.float32)
         mean = tl.sum(total, axis=1) / BN
         apart = total - mean[:, None]
-        place = out_stats_ptr + 2 * (tl.program_id(1) * rows + r)
+        place = out_stats_ptr + 2 * (part * rows + r)
         tl.store(place, mean, mask=r < rows)
         tl.store(place + 1, tl.sum(apart * apart, axis=1), mask=r < rows)
 

@@ -16,46 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.backends.cuda.flow import flow_kernels as kernels
+from nightingale.backends.cuda.flow import flow_launches
+from nightingale.backends.cuda.flow.flow_launches import (
+    TILE,
+    NormedLinear,
+    Tables,
+    Weights,
+    add,
+    attend,
+    convolve,
+    euler,
+    linear,
+    normed_linear,
+    pair,
+)
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.graphs import GraphCache, GraphMode, copy_async
-from nightingale.backends.cuda.triton_support import compiling_ahead, launch, pdl_options
+from nightingale.backends.cuda.triton_support import compiling_ahead
 from nightingale.models.chatterbox.s3gen.estimator import ResnetBlock, TransformerBlock, mish
-from nightingale.models.chatterbox.s3gen.flow import GUIDANCE
-
-LOG2_E = 1.4426950408889634
-TILE = 64
-"""Windows begin at multiples of so many rows."""
-MANY_ROWS = 2048
-"""From so many rows on, large tiles leave enough programs to fill the GPU."""
-Weights = tuple[Tensor, Tensor | None]
-"""Weight and bias; the weight of a convolution over three frames is (3, outputs, inputs)."""
-
-
-class NormedLinear(NamedTuple):
-    """A linear layer with the norm before it, as `flow_kernels` computes them."""
-
-    weight: Tensor
-    bias: Tensor
-    sums: Tensor
-    """(outputs,): of the weights of each output."""
-
-    @classmethod
-    def of(cls, norm: Any, layers: Sequence[Any], dtype: torch.dtype) -> NormedLinear:
-        """Join layers that read the same normalized rows."""
-        weight = torch.cat([layer.weight.float() for layer in layers])
-        bias = weight @ norm.bias.float()
-        if layers[0].bias is not None:
-            bias += torch.cat([layer.bias.float() for layer in layers])
-        weight = (weight * norm.weight.float()).to(dtype)
-        return cls(weight, bias, weight.float().sum(dim=1))
-
-
-class RowsWithStatistics(NamedTuple):
-    """Values (rows, channels), and their statistics (parts, rows, 2): see `flow_kernels`."""
-
-    values: Tensor
-    stats: Tensor
 
 
 def row_bucket(rows: int) -> int:
@@ -70,7 +48,7 @@ class PackedRows(NamedTuple):
     starts: list[int]
     """The first row of each window."""
     used: int
-    """RowsWithStatistics up to the end of the last window's last tile."""
+    """Rows up to the end of the last window's last tile."""
 
     @classmethod
     def of(cls, frames: Sequence[int]) -> PackedRows:
@@ -79,13 +57,6 @@ class PackedRows(NamedTuple):
             starts.append(used)
             used += -(-count // TILE) * TILE
         return cls(starts, used)
-
-
-class _Tables(NamedTuple):
-    """The first row of each tile's window, and the row after its last one: (rows / TILE,) int32."""
-
-    starts: Tensor
-    ends: Tensor
 
 
 class PackedEstimator:
@@ -113,6 +84,8 @@ class PackedEstimator:
         """(steps, resnets, channels): what a resnet makes of the time embedding of each step."""
         self._widths = steps.widths.float().contiguous()
         self._graphs: GraphCache[Tensor] = GraphCache(device, mode)
+        self._compiled_many = False
+        """Kernels of many rows are compiled when a batch is first prepared: one listener needs none of them."""
 
     def solve(self, noise: Tensor, given: Tensor, rows: PackedRows, frames: Sequence[int]) -> Tensor:
         """Move noise (used rows, bands) to normalized mel, which lives until the next call.
@@ -136,11 +109,11 @@ class PackedEstimator:
         return moved[:used]
 
     @torch.inference_mode()
-    def compile(self) -> None:
-        """Compile all kernels, of few and of many rows, at the same time."""
-        bands, steps = self.steps.flow.config.mel_bands, self.steps
+    def compile(self, rows: int = TILE) -> None:
+        """Compile all kernels of so many rows at the same time; others have the same, few or many of them."""
+        bands, steps, bucket = self.steps.flow.config.mel_bands, self.steps, -(-rows // TILE) * TILE
         with compiling_ahead() as possible:
-            for bucket in (TILE, -(-MANY_ROWS // TILE) * TILE) if possible else ():
+            if possible:
                 x = torch.zeros(bucket, bands, device=steps.device)
                 inputs = torch.zeros(
                     steps.rows * bucket, 4 * bands, dtype=steps.precision, device=steps.device
@@ -159,6 +132,9 @@ class PackedEstimator:
     @torch.inference_mode()
     def _capture(self, bucket: int, bands: int) -> None:
         rows = self.steps.rows * bucket
+        if rows >= flow_launches.MANY_ROWS and not self._compiled_many:
+            self._compiled_many = True
+            self.compile(flow_launches.MANY_ROWS)
         inputs = {
             "x": torch.zeros(bucket, bands),
             "inputs": torch.zeros(rows, 4 * bands, dtype=self.steps.precision),
@@ -170,7 +146,7 @@ class PackedEstimator:
         self._graphs[bucket].buffers["step"].zero_()
 
     def _tables(self, rows: PackedRows, frames: Sequence[int], bucket: int) -> Tensor:
-        """Return `_Tables` as one tensor (rows / TILE, 2), the unconditional rows' included."""
+        """Return `Tables` as one tensor (rows / TILE, 2), the unconditional rows' included."""
         first = torch.arange(0, bucket, TILE, dtype=torch.int32)
         table = torch.stack([first, first + 1], dim=1)  # unused tiles: softmax needs one key
         for start, count in zip(rows.starts, frames, strict=True):
@@ -184,12 +160,12 @@ class PackedEstimator:
         # An embedding, because index_select of one long row takes ten times as long.
         time = F.embedding(step, self._times.flatten(1)).view(self._times.shape[1:])
         starts, ends = tables.T.contiguous()
-        velocity = self._velocity(inputs, time, _Tables(starts, ends))
-        _euler(x, velocity, F.embedding(step, self._widths[:, None]), inputs, guided=self.steps.guided)
+        velocity = self._velocity(inputs, time, Tables(starts, ends))
+        euler(x, velocity, F.embedding(step, self._widths[:, None]), inputs, guided=self.steps.guided)
         step.add_(1).remainder_(self.steps.count)
         return x
 
-    def _velocity(self, x: Tensor, time: Tensor, tables: _Tables) -> Tensor:
+    def _velocity(self, x: Tensor, time: Tensor, tables: Tables) -> Tensor:
         """x: (rows, 4 · bands); time: (resnets, channels)."""
         net: Any = self._net
         width, packed = net.final_proj.in_channels, self._packed
@@ -197,189 +173,26 @@ class PackedEstimator:
         both = torch.empty(len(x), 2 * width, dtype=x.dtype, device=x.device)
         skip, last = both[:, width:], both[:, :width]
         self._stage(down, x, time, tables, skip)
-        h = _convolve(skip, packed[down[2]], tables)
+        h = convolve(skip, packed[down[2]], tables)
         for number, stage in enumerate(net.mid_blocks, start=1):
             h = self._stage(stage, h, time, tables, last if number == len(net.mid_blocks) else None)
-        h = _convolve(self._stage(up, both, time, tables), packed[up[2]], tables)
-        h = _convolve(h, packed[final["0"]], tables, norm=_pair(final["2"]))
-        return _linear(h, packed[net.final_proj], dtype=torch.float32)
+        h = convolve(self._stage(up, both, time, tables), packed[up[2]], tables)
+        h = convolve(h, packed[final["0"]], tables, norm=pair(final["2"]))
+        return linear(h, packed[net.final_proj], dtype=torch.float32)
 
     def _stage(
-        self, stage: Any, x: Tensor, time: Tensor, tables: _Tables, out: Tensor | None = None
+        self, stage: Any, x: Tensor, time: Tensor, tables: Tables, out: Tensor | None = None
     ) -> Tensor:
         """Apply a resnet and transformers to x (rows, channels); write to `out`, if given."""
         resnet, layers, packed = stage[0], list(stage[1]), self._packed
         first, second = resnet.block1.block, resnet.block2.block
         own_time = time[self._resnets[resnet]]
-        h = _convolve(x, packed[first["0"]], tables, norm=_pair(first["2"]), time=own_time)
-        h = _convolve(h, packed[second["0"]], tables, norm=_pair(second["2"]))
-        rows = _add(x, packed[resnet.res_conv], h)
+        h = convolve(x, packed[first["0"]], tables, norm=pair(first["2"]), time=own_time)
+        h = convolve(h, packed[second["0"]], tables, norm=pair(second["2"]))
+        rows = add(x, packed[resnet.res_conv], h)
         for layer in layers:
-            attended = _attend(_normed_linear(rows, self._normed[layer.norm1]), layer.attn1.heads, tables)
-            rows = _add(attended, _pair(layer.attn1.to_out[0]), rows.values)
-            inner = _normed_linear(rows, self._normed[layer.norm3], gelu=True)
-            rows = _add(inner, _pair(layer.ff.net["2"]), rows.values, out if layer is layers[-1] else None)
+            attended = attend(normed_linear(rows, self._normed[layer.norm1]), layer.attn1.heads, tables)
+            rows = add(attended, pair(layer.attn1.to_out[0]), rows.values)
+            inner = normed_linear(rows, self._normed[layer.norm3], gelu=True)
+            rows = add(inner, pair(layer.ff.net["2"]), rows.values, out if layer is layers[-1] else None)
         return rows.values
-
-
-def _pair(layer: Any) -> Weights:
-    return layer.weight, layer.bias
-
-
-def _precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
-class Tile(NamedTuple):
-    """Sizes of a product's tiles."""
-
-    rows: int
-    outputs: int
-    inputs: int
-    warps: int
-    stages: int = 3
-
-
-def linear_tile(rows: int, outputs: int, *, wide: bool) -> Tile:
-    """Return the tiles of a product that were fastest on an H200. wide: four bytes per value."""
-    if wide:
-        return Tile(32, 64, 64, warps=4)
-    if rows < MANY_ROWS:
-        if outputs <= 256:
-            return Tile(64, 64, 128, warps=4)
-        return Tile(64, 64, 64, warps=4, stages=4) if outputs <= 1024 else Tile(64, 128, 64, warps=4)
-    return Tile(64, 128, 64, warps=4) if outputs <= 1024 else Tile(128, 128, 64, warps=8)
-
-
-def conv_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:
-    """Return the tiles of a convolution; see `linear_tile`."""
-    if normed:
-        return Tile(16, outputs, 64, warps=8) if wide or rows < MANY_ROWS else Tile(64, outputs, 32, warps=8)
-    if wide:
-        return Tile(32, 64, 64, warps=4)
-    return Tile(64, 64 if rows < MANY_ROWS else 128, 64, warps=4)
-
-
-def attention_tile(rows: int, *, wide: bool) -> Tile:
-    """Return the tiles of attention: `rows` are those of queries, `inputs` the keys of a block."""
-    if wide:
-        return Tile(TILE, 0, 32, warps=4)
-    return Tile(TILE, 0, 128, warps=4, stages=2) if rows < MANY_ROWS else Tile(TILE, 0, 64, warps=4)
-
-
-def _block(inputs: int, wanted: int) -> int:
-    """Return the size of blocks of inputs: a power of two that divides their number."""
-    return min(wanted, inputs & -inputs)
-
-
-def _linear(
-    x: Tensor,
-    layer: Weights,
-    *,
-    normed: tuple[Tensor, Tensor] | None = None,
-    gelu: bool = False,
-    other: Tensor | None = None,
-    out: Tensor | None = None,
-    stats: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return x (rows, inputs) times a layer's weight (outputs, inputs), plus its bias, plus `other`.
-
-    Args:
-        x: The inputs.
-        layer: Weight and bias.
-        normed: Statistics of x and the sums of the weights, if x is normalized.
-        gelu: Apply GELU to the result.
-        other: (rows, outputs) of any row stride, that is added.
-        out: (rows, outputs) of any row stride, where the result is written.
-        stats: Where its statistics are written.
-        dtype: Of the result.
-    """
-    weight, bias = layer
-    (rows, inputs), outputs = x.shape, len(weight)
-    if out is None:
-        out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
-    given, sums = normed or (x, x)
-    tile = linear_tile(rows, outputs, wide=x.dtype == torch.float32)
-    launch(
-        kernels._linear_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
-        x, given, weight, sums, x if bias is None else bias, x if other is None else other,
-        out, out if stats is None else stats,
-        rows, outputs, x.stride(0), 0 if other is None else other.stride(0), out.stride(0),
-        K=inputs, BM=tile.rows, BN=min(tile.outputs, _power_of_two(outputs)), BK=_block(inputs, tile.inputs),
-        PARTS=0 if normed is None else len(given), GELU=gelu, ADD=other is not None, BIAS=bias is not None,
-        STATS=stats is not None, PRECISION=_precision(x),
-        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
-    )  # fmt: skip
-    return out
-
-
-def _power_of_two(outputs: int) -> int:
-    """Return the smallest size of tiles that has so many outputs."""
-    return max(16, 1 << (outputs - 1).bit_length())
-
-
-def _normed_linear(rows: RowsWithStatistics, layer: NormedLinear, *, gelu: bool = False) -> Tensor:
-    """Return the product of normalized rows."""
-    return _linear(rows.values, (layer.weight, layer.bias), normed=(rows.stats, layer.sums), gelu=gelu)
-
-
-def _add(x: Tensor, layer: Weights, other: Tensor, out: Tensor | None = None) -> RowsWithStatistics:
-    """Return other + layer(x); write it to `out`, if given."""
-    rows, outputs = len(x), len(layer[0])
-    size = min(linear_tile(rows, outputs, wide=x.dtype == torch.float32).outputs, outputs)
-    assert outputs % size == 0, "a tile would have fewer outputs than the others"
-    stats = torch.empty(outputs // size, rows, 2, device=x.device)
-    return RowsWithStatistics(_linear(x, layer, other=other, out=out, stats=stats), stats)
-
-
-def _convolve(
-    x: Tensor,
-    layer: Weights,
-    tables: _Tables,
-    *,
-    norm: Weights | None = None,
-    time: Tensor | None = None,
-) -> Tensor:
-    """Return the causal convolution of x (rows, inputs); with a norm, mish(norm(it)) + time (channels,)."""
-    (rows, inputs), (weight, bias) = x.shape, layer
-    outputs = weight.shape[1]
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    norm_weight, norm_bias = norm or (x, x)
-    tile = conv_tile(rows, outputs, normed=norm is not None, wide=x.dtype == torch.float32)
-    launch(
-        kernels._conv_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
-        x, norm_weight, norm_bias, x if time is None else time, weight, bias, tables.starts, out,
-        rows, outputs, x.stride(0), out.stride(0),
-        C=inputs, BM=tile.rows, BN=tile.outputs, BK=_block(inputs, tile.inputs),
-        TILE=TILE, NORM=norm is not None, TIME=time is not None,
-        PRECISION=_precision(x), num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
-    )  # fmt: skip
-    return out
-
-
-def _attend(qkv: Tensor, heads: int, tables: _Tables) -> Tensor:
-    """Attend within each window: (rows, 3 · inner) -> (rows, inner)."""
-    rows, inner = len(qkv), qkv.shape[1] // 3
-    out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
-    tile = attention_tile(rows, wide=qkv.dtype == torch.float32)
-    launch(
-        kernels._attend_kernel, (rows // tile.rows, heads),
-        qkv, tables.starts, tables.ends, out, (inner // heads) ** -0.5 * LOG2_E,
-        HEADS=heads, WIDTH=inner // heads, BQ=tile.rows, BK=tile.inputs, TILE=TILE, PRECISION=_precision(qkv),
-        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(qkv.device),
-    )  # fmt: skip
-    return out
-
-
-def _euler(x: Tensor, velocity: Tensor, width: Tensor, target: Tensor, *, guided: bool) -> None:
-    """Move x (rows, bands) float32 by `width` (1,) times the velocity, in place.
-
-    x is also written to the first channels of `target` (rows, channels), twice if guided.
-    """
-    block = 1024
-    launch(
-        kernels._euler_kernel, (-(-x.numel() // block),),
-        x, velocity, width, target, x.numel(), target.stride(0), GUIDANCE,
-        BANDS=x.shape[1], GUIDED=guided, BLOCK=block, num_warps=4, **pdl_options(x.device),
-    )  # fmt: skip

@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nightingale.backends.cuda.t3.batched_sampling import INVALID_LOGITS, NO_TOKEN, DecodeState, SamplerOrder
-from nightingale.backends.cuda.triton_support import launch, pdl_options
+from nightingale.backends.cuda.triton_support import empty_output, launch, pdl_options
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -288,7 +288,7 @@ def append(
     table, (slots, rows, vocab) = t3.speech_emb.weight, state.logits.shape
     (_, drawn_parts), (_, parts), width = drawn.values.shape, drawn.highest.shape, table.shape[1]
     out = torch.empty(slots * rows, width, dtype=table.dtype, device=table.device)
-    lengths = torch.empty(slots * rows, dtype=torch.int64, device=table.device)
+    lengths = empty_output(slots * rows, dtype=torch.int64, device=table.device)
     learned = t3.config.learned_positions is not None
     speech = t3.speech_pos_emb.emb.weight if learned else table
     launch(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -11,14 +10,9 @@ import numpy as np
 from nightingale.backends.mlx.philox_arrays import key_words, normal
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow
 from nightingale.backends.mlx.rendering.flow_state import FlowPast
-from nightingale.clocks import CLOCKS
+from nightingale.backends.shared.token_windows import TokenWindow, TokenWindows, prompt_block
 from nightingale.decoding.philox import stream_key
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.voices.voice import Voice
-
-CONTEXT_TOKENS = 8
-"""Tokens that a bidirectional flow renders again before each block, as its left context."""
-FRAMES = CLOCKS.frames_per_token
 
 
 class PromptPast(NamedTuple):
@@ -36,14 +30,13 @@ class PromptPast(NamedTuple):
 
 def prepare_prompt(flow: MlxFlow, voice: Voice) -> PromptPast:
     """Render the voice's prompt alone. Its noise is the voice's own, so every request finds the same past."""
-    tokens = max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
-    if tokens == 0:
+    block = prompt_block(voice)
+    if block is None:
         return PromptPast(0, None)
     key = key_words(stream_key(0, f"prompt/{voice.content_hash}"))[0]
-    ids = voice.flow_prompt_ids.tolist()
-    _, past = _render(flow, voice, ids, start=0, tokens=tokens, key=key, past=None)
+    _, past = _render(flow, voice, block, key, None)
     mx.eval(past.arrays)
-    return PromptPast(tokens, past)
+    return PromptPast(block.tokens, past)
 
 
 class FrameStream:
@@ -55,39 +48,19 @@ class FrameStream:
     def __init__(self, flow: MlxFlow, voice: Voice, *, seed: int, prompt: PromptPast | None) -> None:
         self._flow, self._voice, self._streaming = flow, voice, prompt is not None
         prompt = prompt or PromptPast(0, None)
-        self._past, self._prompt_tokens = prompt.past, prompt.tokens
-        self._key = key_words(stream_key(seed, "flow"))[0]
-        # Tokens are counted from the prompt's first. `_ids` holds those from `_start` on, where the next block
-        # begins; those before `_done` have been returned, or were the prompt's.
-        self._start, self._done = prompt.tokens, len(voice.flow_prompt_ids)
-        self._ids: list[int] = voice.flow_prompt_ids[prompt.tokens :].tolist()
+        self._past, self._key = prompt.past, key_words(stream_key(seed, "flow"))[0]
+        block_causal = flow.config.block_causal
+        self._blocks = TokenWindows(voice, prompt_tokens=prompt.tokens, block_causal=block_causal)
 
     def push(self, ids: list[int], *, final: bool) -> mx.array:
         """Return the mel (1, frames, bands) of the ids but, unless `final`, the last three."""
-        self._ids += ids
-        start = self._start
-        ready = start + len(self._ids) - (0 if final else LOOKAHEAD_TOKENS)
-        if ready <= self._done or not (self._streaming or final):
+        block = self._blocks.push(ids, final=final, wait=not (self._streaming or final))
+        if block is None:
             return mx.zeros((1, 0, self._flow.config.mel_bands))
-        exact = self._flow.config.block_causal
-        following = ready if exact else max(self._prompt_tokens, ready - CONTEXT_TOKENS)
-        mel, past = _render(
-            self._flow,
-            self._voice,
-            self._ids,
-            start=start,
-            tokens=ready - start,
-            key=self._key,
-            past=self._past,
-            advance=Fraction(following - start, ready - start),
-            store=exact,
-            final=final,
-        )
-        fresh = mel[:, FRAMES * (self._done - start) :]
+        store = self._flow.config.block_causal
+        mel, past = _render(self._flow, self._voice, block, self._key, self._past, store=store, final=final)
         self._past = None if final else past
-        self._start, self._done = following, ready
-        del self._ids[: following - start]
-        return fresh
+        return mel[:, block.fresh]
 
     def state(self) -> list[mx.array]:
         """Return what must be evaluated with a block, so that no graph grows from block to block."""
@@ -97,26 +70,23 @@ class FrameStream:
 def _render(
     flow: MlxFlow,
     voice: Voice,
-    ids: list[int],
-    *,
-    start: int,
-    tokens: int,
+    block: TokenWindow,
     key: mx.array,
     past: FlowPast | None,
-    advance: Fraction = Fraction(1),
+    *,
     store: bool = True,
     final: bool = False,
 ) -> tuple[mx.array, FlowPast]:
-    """Render `tokens` tokens from `start` on, counted from the prompt's first; later ids are the lookahead."""
-    first, last = FRAMES * start, FRAMES * (start + tokens)
+    """Return the mel (1, frames, bands) of a block, and the state after it."""
+    frames = block.frames
     return flow.render_block(
-        ids,
-        lookahead=len(ids) - tokens,
-        prompt_mel=mx.array(voice.flow_prompt_mel[first:last].astype(np.float32)),
+        block.ids,
+        lookahead=block.lookahead,
+        prompt_mel=mx.array(voice.flow_prompt_mel[frames].astype(np.float32)),
         speaker=mx.array(voice.flow_speaker.astype(np.float32)),
-        noise=normal(key, first, last - first, flow.config.mel_bands),
+        noise=normal(key, frames.start, frames.stop - frames.start, flow.config.mel_bands),
         past=past,
-        advance=advance,
+        advance=block.advance,
         store=store,
         final=final,
     )

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from nightingale.backends.mlx.arrays import join_heads, named_arrays, split_heads, take_linear, take_norm
+from nightingale.backends.mlx.arrays import (
+    join_heads,
+    named_arrays,
+    read,
+    split_heads,
+    take_linear,
+    take_norm,
+)
 from nightingale.backends.mlx.t3.transformer import KVCaches, Precision, Transformer
 from nightingale.backends.mlx.weight_files import NetworkWeights
+from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
-from nightingale.errors import TextTooLong
-from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, START_SPEECH, Gpt2Config, T3Config
+from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, START_SPEECH, T3Config
 
 PERCEIVER_HEADS = 4
 
@@ -76,7 +83,9 @@ class MlxT3:
     def embed_prompt(self, prompt: Prompt, *, max_new_tokens: int) -> mx.array:
         """Return the embeddings (rows, time, width) of everything before the first speech token."""
         voice, config = prompt.voice, self.config
-        text = self.text[mx.array(self._framed(prompt.text_ids, max_new_tokens), mx.int32)][None]
+        text = self.text[
+            mx.array(self.config.checked_text(prompt.text_ids, max_new_tokens=max_new_tokens), mx.int32)
+        ][None]
         ids = mx.array(voice.prompt_ids[: config.prompt_tokens].astype("int32"))
         reference = self.speech[ids][None]
         if prompt.guided:
@@ -105,6 +114,19 @@ class MlxT3:
         x = self.speech[tokens]
         return x if self.speech_positions is None else x + self.speech_positions[positions]
 
+    def trace(self, prompt: mx.array, trace: AttentionTrace) -> None:
+        """Store the queries of a trace, by a pass over the prompt (1, time, width) and its tokens."""
+        length, count = prompt.shape[1], len(trace.tokens)
+        speech = self.embed_speech(mx.array(trace.tokens, mx.int32), mx.arange(1, count + 1))
+        x = mx.concatenate([prompt, speech[None]], axis=1) if count else prompt
+        layers = self.backbone.queries_and_keys(x, 1 + max(trace.layers))
+        text = trace.text_positions(length)
+        trace.set_keys(
+            [read(layers[layer][1][0, head, text].astype(mx.float32)) for layer, head in trace.heads]
+        )
+        queries = [layers[layer][0][0, head, length - 1 :].astype(mx.float32) for layer, head in trace.heads]
+        trace.set_queries(0, [read(one) for one in queries])
+
     def read(self, x: mx.array, last: mx.array, caches: KVCaches) -> tuple[mx.array, KVCaches]:
         """Read a prompt (rows, time, width), padded after position `last`; return its logits (rows, vocab)."""
         hidden, caches = self.backbone.read(x, caches)
@@ -123,20 +145,3 @@ class MlxT3:
         x = self.embed_speech(tokens[rows], positions[rows])
         hidden, updated = self.backbone.step(x, lengths, slots, span)
         return self.head(hidden).astype(mx.float32), updated
-
-    def _framed(self, text_ids: list[int], max_new_tokens: int) -> list[int]:
-        """Return text ids between start and stop ids; raise TextTooLong if there are no positions for them."""
-        config = self.config
-        framed, limit = config.frame_text(text_ids), None
-        if config.learned_positions is not None:
-            limit = config.learned_positions[0]
-        elif isinstance(config.backbone, Gpt2Config):
-            limit = config.backbone.positions - (1 + config.prompt_tokens + config.starts + max_new_tokens)
-        if limit is not None and len(framed) > limit:
-            raise TextTooLong(
-                "the text is too long for this model",
-                got=f"{len(framed)} text ids",
-                allowed=f"at most {limit}",
-                fix="Split the text into sentences and speak them one by one.",
-            )
-        return framed

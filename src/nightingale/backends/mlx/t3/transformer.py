@@ -141,6 +141,19 @@ class Transformer:
             x = x + layer.mlp(x)
         return self.norm(x), updated
 
+    def queries_and_keys(self, x: mx.array, layers: int) -> list[tuple[mx.array, mx.array]]:
+        """Return queries and keys (rows, heads, time, head width) of the first layers, for a whole sequence."""
+        if self.positions is not None:
+            x = x + self.positions[: x.shape[1]]
+        found: list[tuple[mx.array, mx.array]] = []
+        for layer in self.layers[:layers]:
+            q, k, v = self._project(layer, x, mx.zeros((len(x),), mx.int32))
+            found.append((q, k))
+            out = mx.fast.scaled_dot_product_attention(q, k, v, scale=self._scale, mask="causal")
+            x = x + layer.out(join_heads(out))
+            x = x + layer.mlp(x)
+        return found
+
     def step(
         self, x: mx.array, lengths: mx.array, slots: Sequence[KVCaches], span: int
     ) -> tuple[mx.array, list[KVCaches]]:

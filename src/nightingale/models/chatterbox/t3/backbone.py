@@ -98,10 +98,16 @@ class LlamaBackbone(nn.Module):
     def forward(
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
     ) -> Tensor:
+        return self.norm(self.first_layers(x, kv_caches, layer_inputs))
+
+    def first_layers(
+        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Apply as many layers as there are KV caches; return the residual stream after them."""
         cos, sin = rotations(self.inverse, kv_caches[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
         rope = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
-        return self.norm(_run(self.layers, x, kv_caches, layer_inputs, rope))
+        return _run(self.layers, x, kv_caches, layer_inputs, rope)
 
 
 class Gpt2Linear(nn.Module):
@@ -165,8 +171,14 @@ class Gpt2Backbone(nn.Module):
     def forward(
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
     ) -> Tensor:
+        return self.ln_f(self.first_layers(x, kv_caches, layer_inputs))
+
+    def first_layers(
+        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Apply as many layers as there are KV caches; return the residual stream after them."""
         x = x + self.wpe(kv_caches[0].positions(x))
-        return self.ln_f(_run(self.h, x, kv_caches, layer_inputs))
+        return _run(self.h, x, kv_caches, layer_inputs)
 
 
 def _run(
@@ -177,7 +189,7 @@ def _run(
     *rope: Any,
 ) -> Tensor:
     """Apply the layers; append the input of each to `layer_inputs`, if given."""
-    for layer, kv_cache in zip(layers, kv_caches, strict=True):
+    for layer, kv_cache in zip(layers[: len(kv_caches)], kv_caches, strict=True):
         if layer_inputs is not None:
             layer_inputs.append(x)
         x = layer(x, *rope, kv_cache)

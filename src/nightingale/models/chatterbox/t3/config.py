@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nightingale.errors import TextTooLong
+
 START_SPEECH = 6561
 STOP_SPEECH = 6562
 PERCEIVER_QUERIES = 32
@@ -72,11 +74,37 @@ class T3Config:
     """Compress the prompt to 32 vectors and add an emotion vector; otherwise the prompt is used as it is."""
     head_bias: bool
     speaker_width: int = 256
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """(layer, head) of the attention heads that follow the text, which time words (docs/captions.md); empty if none is
+    known."""
+
+    @property
+    def traced_heads(self) -> tuple[tuple[int, int], ...]:
+        """The alignment heads, without those of layers that a smaller backbone of the family lacks."""
+        layers, heads = self.backbone.layers, self.backbone.heads
+        return tuple((layer, head) for layer, head in self.alignment_heads if layer < layers and head < heads)
 
     def frame_text(self, text_ids: list[int]) -> list[int]:
         """Return the text ids between the start and stop ids, where the model has them."""
         start, stop = self.start_text, self.stop_text
         return [*([] if start is None else [start]), *text_ids, *([] if stop is None else [stop])]
+
+    def checked_text(self, text_ids: list[int], *, max_new_tokens: int) -> list[int]:
+        """Return `frame_text`; raise TextTooLong if the model has no positions for it and so many tokens."""
+        framed, limit = self.frame_text(text_ids), None
+        if self.learned_positions is not None:
+            limit = self.learned_positions[0]
+        elif isinstance(self.backbone, Gpt2Config):
+            # One position table serves the speaker, the prompt, the text, the start token and the speech tokens.
+            limit = self.backbone.positions - (1 + self.prompt_tokens + self.starts + max_new_tokens)
+        if limit is not None and len(framed) > limit:
+            raise TextTooLong(
+                "the text is too long for this model",
+                got=f"{len(framed)} text ids",
+                allowed=f"at most {limit}",
+                fix="Split the text into sentences and speak them one by one.",
+            )
+        return framed
 
     def prompt_length(self, text_ids: int) -> int:
         """Return the largest number of positions that the prompt takes for this many text ids."""
@@ -98,6 +126,8 @@ ENGLISH = T3Config(
     learned_positions=(2050, 4100),
     perceiver=True,
     head_bias=False,
+    # Those that upstream's analyzer of hallucinations reads.
+    alignment_heads=((12, 15), (13, 11), (9, 2)),
 )
 MULTILINGUAL = replace(ENGLISH, text_vocab=2454)
 TURBO = T3Config(

@@ -48,14 +48,24 @@ export class Api {
     await this.#call(`v1/audio/voices/${encodeURIComponent(id)}`, { method: "DELETE" });
   }
 
-  /** The response of POST /v1/audio/speech, its body still streaming. */
-  speech(request, signal) {
+  /** The response of POST /v1/audio/speech, its body still streaming: PCM, or events with PCM and words if timed. */
+  speech(request, signal, timed) {
+    const events = timed ? { stream_format: "sse", timestamps: "word" } : {};
     return this.#call("v1/audio/speech", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ ...request, response_format: "pcm" }),
+      body: JSON.stringify({ ...request, response_format: "pcm", ...events }),
       signal,
     });
+  }
+
+  /** The response of a conversion of `request.recording`, a WAV Blob, its body still streaming. */
+  conversion(request, signal) {
+    const body = new FormData();
+    body.set("audio", request.recording, "recording.wav");
+    if (request.seed !== undefined) body.set("seed", request.seed);
+    const path = `v1/speech-to-speech/${encodeURIComponent(request.voice)}/stream?output_format=pcm_24000`;
+    return this.#call(path, { method: "POST", body, signal });
   }
 
   /** {ready, state, model, speaking, waiting, slots}; needs no key. */

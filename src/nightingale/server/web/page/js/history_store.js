@@ -27,7 +27,7 @@ export class HistoryStore {
     return this.#database !== null;
   }
 
-  /** entry: {id, at, text, voice, request, sampleRateHz, seconds, firstAudioMs, realTimeFactor, peaks, pcm} */
+  /** entry: {id, at, text, voice, request, sampleRateHz, seconds, firstAudioMs, realTimeFactor, peaks, words, srt, pcm} */
   async add(entry) {
     this.#entries.unshift(entry);
     try {

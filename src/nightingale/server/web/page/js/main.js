@@ -6,9 +6,12 @@ import { Playback } from "./playback.js";
 import { Cloning } from "./ui/cloning.js";
 import { Code } from "./ui/code.js";
 import { Controls } from "./ui/controls.js";
+import { Converting } from "./ui/converting.js";
 import { byId, storage } from "./ui/dom.js";
 import { History } from "./ui/history.js";
+import { SpokenText } from "./ui/spoken_text.js";
 import { Stats } from "./ui/stats.js";
+import { insertTag, showTags } from "./ui/tags.js";
 import { startTheme } from "./ui/theme.js";
 import { Voices } from "./ui/voices.js";
 import { Waveform } from "./ui/waveform.js";
@@ -23,7 +26,7 @@ const ANNOUNCEMENTS = { waiting: "Working.", speaking: "Speaking.", idle: "Stopp
 const api = new Api(askKey);
 const waveform = new Waveform(byId("waveform"));
 const stats = new Stats();
-const playback = new Playback({ api, waveform, stats, onState: showState });
+const playback = new Playback({ api, waveform, stats, spoken: new SpokenText(), onState: showState });
 const history = new History(await HistoryStore.open(), { play: toggleReplay, reuse });
 const voices = new Voices({ preview: togglePreview, remove: removeVoice });
 const controls = new Controls();
@@ -38,6 +41,7 @@ new Cloning({
   save: saveVoice,
   play: (samples, sampleRateHz) => playback.playClip(samples, sampleRateHz),
 });
+new Converting({ voice: () => voices.chosen, convert });
 new Code(() => [currentRequest(), api.url("v1/audio/speech"), Boolean(api.key)]);
 startTheme(() => {
   waveform.draw();
@@ -74,6 +78,7 @@ async function loadChoices() {
     model = models[0]; // the others are aliases of it
     voices.show(known);
     controls.show(model);
+    showTags(model, (tag) => insertTag(text, tag));
     byId("notice").textContent = model.notice ? sentence(model.notice) : "";
     byId("notice").hidden = !model.notice;
   } catch (error) {
@@ -104,13 +109,20 @@ function currentRequest() {
 
 async function speak() {
   const request = currentRequest();
-  if (!request.input) {
-    text.focus();
-    return;
-  }
+  if (request.input) await play(request);
+  else text.focus();
+}
+
+/** Speak a recording in the chosen voice. */
+async function convert(recording, name) {
+  const { seed } = controls.values;
+  await play({ voice: voices.chosen ?? "default", input: `Recording: ${name}`, recording, ...(seed !== undefined && { seed }) });
+}
+
+async function play(request) {
   hideError();
   try {
-    const entry = await playback.speak(request);
+    const entry = await playback.speak(request, { timed: model?.times_words && !request.recording });
     if (entry) await history.add(entry);
   } catch (error) {
     showError(error);
@@ -147,6 +159,7 @@ async function togglePreview(voice) {
 }
 
 function reuse(entry) {
+  if (entry.request.converted) return;
   text.value = entry.text;
   storage.set("text", entry.text);
   showLength();

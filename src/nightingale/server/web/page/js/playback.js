@@ -13,11 +13,11 @@ export class Playback {
   #session = 0; // number of what is played; asynchronous steps of an older one stop when it differs
 
   /**
-   * waveform, stats: the views to update. onState: called with "idle", "waiting" (no audio yet), "speaking" (audio is
+   * waveform, stats, spoken: the views to update. onState: called with "idle", "waiting" (no audio yet), "speaking" (audio is
    * still being received) or "playing" (all of it was received).
    */
-  constructor({ api, waveform, stats, onState }) {
-    Object.assign(this, { api, waveform, stats, onState });
+  constructor({ api, waveform, stats, spoken, onState }) {
+    Object.assign(this, { api, waveform, stats, spoken, onState });
     this.player = new Player((report) => this.#onReport(report));
     this.sampleRateHz = EXPECTED_RATE_HZ;
   }
@@ -27,9 +27,9 @@ export class Playback {
   }
 
   /** Speak a request until its end or until stopped. Returns an entry for the history, or null if it is too short. */
-  async speak(request) {
+  async speak(request, options) {
     const session = this.#begin("waiting");
-    const utterance = new Utterance(request);
+    const utterance = new Utterance(request, options);
     this.#utterance = utterance;
     this.stats.clear();
     const opening = this.player.open(EXPECTED_RATE_HZ); // at once: browsers require it right after the click
@@ -43,11 +43,13 @@ export class Playback {
           if (session !== this.#session) break;
           peaks = new Peaks(utterance.sampleRateHz);
           this.waveform.show(peaks);
+          this.spoken.show(request.input);
           this.onState("speaking");
         }
         peaks.add(samples);
         this.player.push(samples);
         this.stats.showUtterance(utterance);
+        this.spoken.update(utterance.words);
         this.waveform.draw();
       }
     } catch (error) {
@@ -55,6 +57,7 @@ export class Playback {
       throw error;
     }
     if (session === this.#session) {
+      this.spoken.update(utterance.words); // the last ones follow the audio
       this.#utterance = null;
       if (peaks) {
         this.player.end();
@@ -71,6 +74,7 @@ export class Playback {
     await this.#openPlayer(entry.sampleRateHz);
     if (session !== this.#session) return;
     this.waveform.show(new Peaks(entry.sampleRateHz, entry.peaks));
+    this.spoken.show(entry.text, entry.words);
     this.#play(samples);
   }
 
@@ -95,6 +99,7 @@ export class Playback {
     this.#utterance?.stop();
     this.#utterance = null;
     this.player.start();
+    this.spoken.show("");
     this.#session += 1;
     this.onState(state);
     return this.#session;
@@ -108,6 +113,7 @@ export class Playback {
 
   #onReport({ playedSamples, bufferedSamples, waiting, done }) {
     this.waveform.playedSeconds = playedSamples / this.sampleRateHz;
+    this.spoken.highlight(playedSamples / this.sampleRateHz);
     this.stats.showBuffer(bufferedSamples / this.sampleRateHz, waiting);
     if (done) this.onState("idle");
   }
@@ -115,18 +121,21 @@ export class Playback {
 
 function historyEntry(utterance, peaks) {
   const at = Date.now();
+  const { recording, ...request } = utterance.request; // the recording itself is not kept
   return {
     id: `${at}-${crypto.getRandomValues(new Uint32Array(1))[0]}`, // sorts by time
     at,
     text: utterance.request.input,
     voice: utterance.request.voice ?? "",
-    request: utterance.request,
+    request: recording ? { ...request, converted: true } : request,
     sampleRateHz: utterance.sampleRateHz,
     seconds: utterance.seconds,
     firstAudioMs: utterance.firstAudioMs,
     realTimeFactor: utterance.realTimeFactor,
     stopped: utterance.stopped,
     peaks: peaks.values,
+    words: utterance.words,
+    srt: utterance.srt,
     pcm: utterance.pcm,
   };
 }

@@ -3,8 +3,8 @@
 const CLIP_RATE_HZ = 24000; // the sample rate of reference clips
 export const MAX_SECONDS = 30; // longer clips do not improve a voice
 
-/** Decode at most thirty seconds of a Blob, in any format the browser reads, to mono floats at 24 kHz. */
-export async function readClip(blob) {
+/** Decode the first seconds of a Blob, in any format the browser reads, to mono floats at 24 kHz. */
+export async function readClip(blob, maxSeconds = MAX_SECONDS) {
   const context = new OfflineAudioContext(1, 1, CLIP_RATE_HZ);
   let decoded;
   try {
@@ -12,7 +12,7 @@ export async function readClip(blob) {
   } catch {
     throw new Error("This browser cannot decode that file as audio. Try a WAV, FLAC or MP3.");
   }
-  const length = Math.min(decoded.length, MAX_SECONDS * decoded.sampleRate);
+  const length = Math.min(decoded.length, maxSeconds * decoded.sampleRate);
   const mono = new Float32Array(length);
   for (let channel = 0; channel < decoded.numberOfChannels; channel += 1) {
     const samples = decoded.getChannelData(channel);

@@ -8,6 +8,8 @@ const DEFAULT_RATE_HZ = 24000;
 const STREAMING_MS = 500; // minimum time between first and last sample for measuring a rate
 
 export class Utterance {
+  words = []; // {word, start, end, text_start, text_end}, those that have ended so far
+  srt = null; // the captions, at the end
   sampleRateHz = DEFAULT_RATE_HZ;
   samples = 0;
   firstAudioMs = null;
@@ -16,8 +18,10 @@ export class Utterance {
   #parts = [];
   #abort = new AbortController();
 
-  constructor(request) {
+  /** timed: ask for the times of words, which not every model has. */
+  constructor(request, { timed = false } = {}) {
     this.request = request;
+    this.timed = timed;
     this.startedMs = performance.now();
   }
 
@@ -33,16 +37,29 @@ export class Utterance {
   /** Yield chunks of floats as they arrive. Ends when stopped; throws errors of the server. */
   async *chunks(api) {
     try {
-      const response = await api.speech(this.request, this.#abort.signal);
+      const response = this.request.recording
+        ? await api.conversion(this.request, this.#abort.signal)
+        : await api.speech(this.request, this.#abort.signal, this.timed);
       this.sampleRateHz = Number(response.headers.get("X-Sample-Rate")) || DEFAULT_RATE_HZ;
       const reader = new PcmReader();
-      for await (const bytes of readChunks(response.body)) {
+      const parts = readChunks(response.body);
+      for await (const bytes of this.timed ? this.#readEvents(parts) : parts) {
         const floats = reader.floats(bytes);
         this.#record(bytes, floats.length);
         if (floats.length) yield floats;
       }
     } catch (error) {
       if (!this.stopped) throw error;
+    }
+  }
+
+  /** Yield the audio of server-sent events, and keep their words. */
+  async *#readEvents(parts) {
+    for await (const event of readEvents(parts)) {
+      if (event.type === "speech.audio.delta") yield Uint8Array.from(atob(event.audio), (byte) => byte.charCodeAt(0));
+      else if (event.type === "speech.audio.words") this.words.push(...event.words);
+      else if (event.type === "speech.audio.done") this.srt = event.srt;
+      else if (event.type === "error") throw new ApiError(0, event.error.message);
     }
   }
 
@@ -90,5 +107,18 @@ async function* readChunks(body) {
     });
     if (part.done) return;
     yield part.value;
+  }
+}
+
+/** Yield the objects of server-sent events; one may be spread over several chunks. */
+async function* readEvents(parts) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const bytes of parts) {
+    const lines = (rest + decoder.decode(bytes, { stream: true })).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ")) yield JSON.parse(line.slice(6));
+    }
   }
 }

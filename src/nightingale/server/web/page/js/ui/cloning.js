@@ -1,9 +1,10 @@
 // The dialog that creates a voice from a clip: dropped anywhere on the page, chosen, or recorded.
 
-import { MAX_SECONDS, Recorder, readClip } from "../audio/clip.js";
+import { MAX_SECONDS, readClip } from "../audio/clip.js";
 import { wavFromFloats } from "../audio/pcm.js";
 import { Peaks } from "../audio/peaks.js";
 import { byId } from "./dom.js";
+import { RecordButton } from "./record_button.js";
 import { drawPeaks } from "./waveform.js";
 
 const RECOMMENDED_SECONDS = 3;
@@ -11,8 +12,6 @@ const MAX_NAME_LENGTH = 64;
 
 export class Cloning {
   #clip = null;
-  #recorder = null;
-  #timer = null;
 
   /** actions: takenNames() -> names in use; save(name, wav); play(samples, sampleRateHz). */
   constructor(actions) {
@@ -20,15 +19,18 @@ export class Cloning {
     this.dialog = byId("cloning");
     byId("add-voice").addEventListener("click", () => this.open());
     byId("clone-file").addEventListener("change", (event) => this.#load(event.target.files[0]));
-    byId("clone-record").addEventListener("click", () => this.#record());
     byId("clone-play").addEventListener("click", () =>
       this.actions.play(this.#clip.samples, this.#clip.sampleRateHz),
     );
     byId("clone-form").addEventListener("submit", (event) => this.#submit(event));
     byId("clone-name").addEventListener("input", () => this.#refresh());
-    this.dialog.addEventListener("close", () => this.#onClose());
-    byId("clone-record").hidden = !Recorder.isAvailable;
-    byId("clone-no-microphone").hidden = Recorder.isAvailable;
+    this.recording = new RecordButton("clone", {
+      maxSeconds: MAX_SECONDS,
+      hint: "Read any text aloud.",
+      onClip: (blob) => this.#load(blob),
+      showStatus: (message, isError) => this.#showStatus(message, isError),
+    });
+    this.dialog.addEventListener("close", () => this.recording.cancel());
     this.#acceptDrops();
   }
 
@@ -54,6 +56,7 @@ export class Cloning {
       document.body.classList.remove("dropping");
       if (!holdsFile(event)) return;
       event.preventDefault();
+      if (event.target.closest?.("dialog") && !this.dialog.open) return; // another dialog takes it
       if (!this.dialog.open) this.open();
       this.#load(event.dataTransfer.files[0]);
     });
@@ -85,34 +88,6 @@ export class Cloning {
     return stem.normalize("NFKD").replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, MAX_NAME_LENGTH);
   }
 
-  async #record() {
-    if (this.#recorder) {
-      const recorder = this.#recorder;
-      this.#recorder = null;
-      clearInterval(this.#timer);
-      byId("clone-record").lastElementChild.textContent = "Record";
-      await this.#load(await recorder.stop());
-      return;
-    }
-    const recorder = new Recorder();
-    try {
-      await recorder.start();
-    } catch {
-      this.#showStatus("The browser denied access to the microphone. Allow it for this page, or choose a file.", true);
-      return;
-    }
-    this.#recorder = recorder;
-    byId("clone-record").lastElementChild.textContent = "Finish";
-    const startedMs = performance.now();
-    const tick = () => {
-      const seconds = (performance.now() - startedMs) / 1000;
-      this.#showStatus(`Recording, ${seconds.toFixed(0)} seconds. Read any text aloud.`);
-      if (seconds >= MAX_SECONDS) this.#record();
-    };
-    tick();
-    this.#timer = setInterval(tick, 500);
-  }
-
   async #submit(event) {
     event.preventDefault();
     const name = byId("clone-name").value.trim();
@@ -125,13 +100,6 @@ export class Cloning {
       this.#showStatus(error.message, true);
       this.#refresh();
     }
-  }
-
-  #onClose() {
-    clearInterval(this.#timer);
-    this.#recorder?.stop();
-    this.#recorder = null;
-    byId("clone-record").lastElementChild.textContent = "Record";
   }
 
   #refresh() {

@@ -67,6 +67,7 @@ export class History {
         { class: "entry-actions" },
         iconButton("reuse", "Reuse this text", label, () => this.actions.reuse(entry)),
         iconButton("download", "Download as WAV", label, () => save(entry)),
+        ...(entry.srt ? [iconButton("captions", "Download captions (SRT)", label, () => saveCaptions(entry))] : []),
         iconButton("remove", "Delete", label, () => this.#delete(entry)),
       ),
     );
@@ -99,7 +100,14 @@ function facts(entry) {
 }
 
 function save(entry) {
-  const name = entry.text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
-  const file = wavFile(entry.pcm, entry.pcm.size, entry.sampleRateHz);
-  download(file, `${name.slice(0, 6).join("-").slice(0, 60)}.wav`);
+  download(wavFile(entry.pcm, entry.pcm.size, entry.sampleRateHz), `${fileName(entry)}.wav`);
+}
+
+function saveCaptions(entry) {
+  download(new Blob([entry.srt], { type: "application/x-subrip" }), `${fileName(entry)}.srt`);
+}
+
+function fileName(entry) {
+  const words = entry.text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? ["speech"];
+  return words.slice(0, 6).join("-").slice(0, 60);
 }

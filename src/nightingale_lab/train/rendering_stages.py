@@ -1,0 +1,138 @@
+"""Stages of the command line that train what renders speech tokens: flow, vocoder, voice encoder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from nightingale_lab.train.stages import TOKENS, batch_options, cudnn_benchmark, print_progress
+
+
+def run_human(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES
+    from nightingale_lab.train.human_clips import FILE, read_clips
+    from nightingale_lab.train.human_corpus import OTHER_RATES, human_corpus
+    from nightingale_lab.train.tokenizer import load_tokenizer, tokenize_corpus
+    from nightingale_lab.train.voice_encoder import speaker_vectors
+
+    assets, device = Assets(args.assets), torch.device(args.device)
+    clips, teacher = read_clips(assets.file(FILE)), assets.teacher_voice_encoder().to(device)
+    net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
+    for name, rates in ((HUMAN, (1.0,)), (HUMAN_COPIES, OTHER_RATES)):
+        corpus = human_corpus(clips, device=device, rates=rates)
+        corpus = replace(corpus, speaker=speaker_vectors(teacher, corpus, device=device).numpy())
+        folder = args.corpus / name
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / TOKENS, tokenize_corpus(net, corpus, device=device).cpu().numpy())
+        corpus.save(folder)  # last, since it marks the folder as ready
+        print_progress({"part": name, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
+
+
+def run_voice_encoder(args: argparse.Namespace) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.corpus import Corpus, parts_with_people
+    from nightingale_lab.train.speakers import TEACHER_SUFFIX, mean_speakers
+    from nightingale_lab.train.voice_encoder import speaker_vectors, train_voice_encoder
+
+    parts = parts_with_people(args.corpus, args.parts, copies=True)
+    corpus, device = Corpus.join([Corpus.load(part) for part in parts]), torch.device(args.device)
+    net = train_voice_encoder(
+        corpus,
+        Assets(args.assets).teacher_voice_encoder(),
+        args.out,
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=device,
+        on_progress=print_progress,
+        **batch_options(args),
+    )
+    own, teacher = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
+    cosine, out = (own.float() * teacher.float()).sum(1), torch.from_numpy(corpus.held_out)
+    people = out & torch.from_numpy(corpus.band_limited)
+    print_progress(
+        {"clips": len(own), "cosine": float(cosine.mean()), "validation_cosine": float(cosine[out].mean())}
+        | ({"people_cosine": float(cosine[people].mean())} if people.any() else {})
+    )
+    if args.keep_voices:
+        return
+    names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
+    targets = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(teacher, voice, names).items()}
+    partial = args.out / "voices.partial"
+    save_file(mean_speakers(own, voice, names) | targets, partial)
+    partial.replace(args.out / "voices.safetensors")
+
+
+def run_flow(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.flow import train_flow
+
+    corpus, tokens = corpus_with_tokens(args.corpus, args.parts)
+    with cudnn_benchmark(args.device):
+        train_flow(
+            corpus,
+            tokens,
+            args.out,
+            PRESETS["wren"].flow,
+            match_s=args.match_s,
+            refine_s=args.refine_s,
+            budget_s=args.budget_s,
+            device=torch.device(args.device),
+            eager=args.eager,
+            start_from=args.start_from,
+            on_progress=print_progress,
+            **batch_options(args, "peak_lr"),
+        )
+
+
+def run_mels(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.corpus import parts_with_people
+    from nightingale_lab.train.flow import render_mels
+    from nightingale_lab.train.vocoder_data import MELS
+
+    parts = parts_with_people(args.corpus, args.parts)
+    for part in parts:
+        corpus, tokens = corpus_with_tokens(part)
+        mels = render_mels(
+            args.start_from or args.out / "flow.refine.safetensors",
+            corpus,
+            tokens,
+            PRESETS["wren"].flow,
+            device=torch.device(args.device),
+            seed=args.seed,
+        )
+        np.save(part / "mels.partial.npy", mels)
+        print_progress({"part": part.name, "frames": len(mels)})
+    for part in parts:  # all at once: the vocoder reads them together
+        (part / "mels.partial.npy").replace(part / MELS)
+
+
+def corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
+    """Return a corpus of up to `max_parts` parts and the recordings of people, and the tokens beside them."""
+    import numpy as np
+    import torch
+
+    from nightingale_lab.train.corpus import Corpus, parts_with_people
+
+    whole = (folder / TOKENS).is_file()
+    parts = [folder] if whole else parts_with_people(folder, max_parts, copies=True)
+    parts = [part for part in parts if (part / TOKENS).is_file()]
+    tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
+    return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)

@@ -1,0 +1,89 @@
+"""Sessions that continue flow, vocoder and voice encoder with recordings of people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lab.train.test_session import in_threads, settings
+from lab.train.tiny_training import make_everything_tiny, tiny_assets
+from safetensors.torch import load_file, save_file
+
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale_lab.train import supervisor
+from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus
+from nightingale_lab.train.human_clips import write_clips
+from nightingale_lab.train.human_corpus import OTHER_RATES
+from nightingale_lab.train.loop import read_log
+from nightingale_lab.train.pack_weights import pack
+from nightingale_lab.train.plan import plan
+from nightingale_lab.train.seeding import seeded
+from nightingale_lab.train.session import monitor
+from nightingale_lab.train.supervisor import supervise
+from nightingale_lab.train.volumes import unpack
+
+RATE_HZ = 16_000
+
+
+def people(count: int, seconds: float) -> list[np.ndarray]:
+    t = np.arange(int(seconds * RATE_HZ)) / RATE_HZ
+    tones = [100.0 + 30 * number for number in range(count)]
+    return [
+        (sum(np.sin(2 * np.pi * hz * k * t) / k for k in range(1, 6)) * 0.1).astype(np.float32)
+        for hz in tones
+    ]
+
+
+def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.01)
+    make_everything_tiny(monkeypatch)
+    tiny_assets(tmp_path / "assets", lines=60)
+    write_clips(tmp_path / "assets" / "human_clips.npz", people(3, 2.5))
+    preset = PRESETS["wren"]
+    with seeded(0):
+        nets = {
+            "flow.": Flow(preset.flow),
+            "tokenizer.": SpeechTokenizer(preset.speech_tokenizer),
+            "mel2wav.": Hift(preset.hift),
+        }
+    s3gen = {prefix + name: t for prefix, net in nets.items() for name, t in net.state_dict().items()}
+    (tmp_path / "wren").mkdir()
+    save_file(pack(s3gen), tmp_path / "wren" / "s3gen.safetensors")
+    brief = ["--budget-s", "0.01"]
+    options = {
+        "data": ["--hours", "9", "--first-hours", "0.003", "--batch-seconds", "12"],
+        "tokens": ["--budget-s", "60"],
+        "voice-encoder": [*brief, "--batch", "2"],
+        "vocoder": ["--max-steps", "1"],
+        "flow": ["--batch", "2", "--match-s", "0", "--refine-s", "0.01"],
+    }
+    given = {"start_from": str(tmp_path / "wren"), "continue_rendering": True, "options": options}
+    made, before = settings(tmp_path, **given), torch.get_rng_state()
+    for marker in ("teacher", "people"):
+        (tmp_path / "state" / marker).touch()
+    try:
+        status = supervise(made, plan(made), in_threads(children := []))
+    finally:
+        torch.set_rng_state(before)
+    assert not [child.error for child in children if child.code]
+    assert {row.state for row in status.rows.values()} == {"done"}
+
+    human, copies = (Corpus.load(made.corpus / name) for name in (HUMAN, HUMAN_COPIES))
+    assert (human.bank.clips, copies.bank.clips) == (3, 3 * len(OTHER_RATES))
+    assert human.band_limited.all()
+    assert human.speaker.any()
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=lambda _: None)
+    back = unpack([tmp_path / "results"], tmp_path / "back")
+    assert set(back) == {"voice_encoder", "vocoder", "flow.refine", "discriminators"}
+    log = read_log(tmp_path / "back" / "logs" / "flow.jsonl")
+    assert 0 < log[-1]["judge"] < 2
+    trained = load_file(tmp_path / "back" / "flow.refine.safetensors")
+    start = load_file(tmp_path / "state" / "split" / "flow.refine.safetensors")
+    assert set(trained) == set(start)

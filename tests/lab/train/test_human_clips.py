@@ -1,0 +1,101 @@
+"""Recordings of people: the codec, the copies at other speeds, and what losses leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.layers.mel_config import FLOW_MEL
+from nightingale_lab.train.clip_codec import HOP, decode, encode
+from nightingale_lab.train.corpus import LIMIT_HZ
+from nightingale_lab.train.human_clips import read_clips, write_clips
+from nightingale_lab.train.human_corpus import human_corpus, stretch
+from nightingale_lab.train.mel_speaker import MelSpeakerEncoder, bands_below
+from nightingale_lab.train.seeding import seeded
+from nightingale_lab.train.vocoder_losses import LowPass
+from nightingale_lab.train.voice_encoder import LayerOutputs
+
+
+def speech(seconds: float, seed: int = 0) -> np.ndarray:
+    """Return noise with the spectrum and the pauses of speech, at 16 kHz."""
+    rng = np.random.default_rng(seed)
+    white = rng.normal(size=int(seconds * 16_000))
+    spectrum = np.fft.rfft(white) / (1 + np.arange(len(white) // 2 + 1) / len(white) * 60)
+    spectrum[int(0.9 * len(spectrum)) :] = 0
+    loud = 0.02 + np.sin(np.arange(len(white)) / 3000) ** 2
+    return (0.05 * np.fft.irfft(spectrum, len(white)) * loud).astype(np.float32)
+
+
+def test_the_codec_keeps_the_signal_and_stores_small_numbers() -> None:
+    samples = speech(2.0)
+    coded = encode(samples)
+    back = decode(coded)
+    assert len(back) == len(samples)
+    error = back - samples
+    assert 10 * np.log10(np.square(samples).sum() / np.square(error).sum()) > 15
+    assert np.abs(coded.codes).mean() < 4
+
+
+def test_silence_survives_the_codec() -> None:
+    assert np.abs(decode(encode(np.zeros(HOP * 5, np.float32)))).max() < 1e-5
+
+
+def test_clips_survive_their_file(tmp_path: Path) -> None:
+    clips = [speech(0.5, 1), speech(0.7, 2)]
+    write_clips(tmp_path / "clips.npz", clips)
+    back = read_clips(tmp_path / "clips.npz")
+    assert [len(clip) for clip in back] == [len(clip) for clip in clips]
+    assert np.corrcoef(back[1], clips[1])[0, 1] > 0.98
+
+
+def test_a_faster_copy_has_a_higher_pitch_and_is_held_out_with_its_clip() -> None:
+    tone = (0.3 * np.sin(2 * np.pi * 200 * np.arange(16_000) / 16_000)).astype(np.float32)
+    corpus = human_corpus([tone, tone], device=torch.device("cpu"), rates=(1.0, 1.25))
+    assert corpus.band_limited.all()
+    assert corpus.line[0] == corpus.line[2]
+    start, end = corpus.bank.offsets[2:4]
+    fast = corpus.bank.audio[start:end].astype(np.float32)
+    peak_hz = np.abs(np.fft.rfft(fast)).argmax() * 24_000 / len(fast)
+    assert peak_hz == pytest.approx(250, abs=3)
+    assert (corpus.bank.f0_hz < 0).all()
+
+
+def test_stretching_keeps_the_level() -> None:
+    samples = torch.from_numpy(speech(1.0))
+    assert float(stretch(samples, 24_000).std()) == pytest.approx(float(samples.std()), rel=1e-3)
+
+
+def test_the_low_pass_changes_chosen_rows_above_the_limit_only() -> None:
+    t = torch.arange(12_000) / 24_000
+    low, high = (torch.sin(2 * torch.pi * hz * t) for hz in (3000.0, 9000.0))
+    rows = torch.tensor([[True], [False]])
+    out = LowPass(LIMIT_HZ)((low + high).repeat(2, 1), rows)
+    inside = slice(1000, 11_000)
+    assert torch.allclose(out[0, inside], low[inside], atol=2e-3)
+    assert torch.equal(out[1], low + high)
+
+
+def test_bands_above_the_limit_do_not_reach_the_speaker_encoder() -> None:
+    counted = bands_below()
+    assert 0 < FLOW_MEL.bands - int(counted.sum()) < 8
+    with seeded(0):
+        net = MelSpeakerEncoder(width=16)
+    mel, valid = torch.randn(2, FLOW_MEL.bands, 40), torch.ones(2, 40)
+    changed = torch.where(counted[None, :, None] == 0, torch.full_like(mel, -2.2), mel)
+    assert torch.equal(net(mel, valid), net(changed, valid))
+
+
+def test_layer_by_layer_the_voice_encoder_computes_the_same_and_shares_its_weights() -> None:
+    with seeded(0):
+        net = VoiceEncoder(VoiceEncoderConfig(width=12, embedding=8))
+    mel = torch.rand(3, 20, 40)
+    states, vectors = LayerOutputs(net)(mel)
+    assert len(states) == net.config.layers
+    assert torch.allclose(vectors, net(mel), atol=1e-6)
+    gradients = torch.autograd.grad(vectors.sum(), [net.lstm.weight_ih_l0, net.lstm.weight_hh_l2])
+    assert all(bool(gradient.any()) for gradient in gradients)
