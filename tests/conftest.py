@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,18 @@ def _separate_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     """Keep tests away from the user's voices, cache and defaults."""
     monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+
+
+@pytest.fixture(autouse=True)
+def _onednn_stays_enabled() -> Iterator[None]:
+    """Enable oneDNN again after each test.
+
+    On a CPU without bf16 instructions, PyTorch's first bf16 product fails in oneDNN, and PyTorch disables oneDNN for
+    the rest of the process ("mkldnn_matmul failed"). Sums of later tests would be rounded in another way.
+    """
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].backends.mkldnn.set_flags(True)
 
 
 @pytest.fixture(scope="session", autouse=True)
