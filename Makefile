@@ -25,7 +25,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity upstream-env judges browser contract cluster executorch coreml bench-check docs clean
+.PHONY: help say serve test nightly check format parity upstream-env judges browser contract cluster executorch coreml audit bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,14 @@ coreml: ## export wren to Core ML and check the packages, in an environment of i
 	@# There is no wheel for ARM Linux: DIR is a checkout of github.com/apple/coremltools at tag 9.0.
 	$(if $(COREMLTOOLS),.venv-coreml/bin/python tools/build_coremltools.py "$(COREMLTOOLS)")
 	.venv-coreml/bin/python -m pytest -W default -s -m '' tests/export/test_coreml_packages.py
+
+audit: ## list what a server installs (dist/sbom.cdx.json, CycloneDX), and known vulnerabilities of it (needs the network)
+	$(PYTHON) -m venv .venv-audit/server && $(PYTHON) -m venv .venv-audit/tools
+	.venv-audit/server/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt '.[server,wyoming,otel]'
+	.venv-audit/tools/bin/python -m pip install --quiet $(PIP_ARGS) pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	mkdir -p dist
+	.venv-audit/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/sbom.cdx.json .venv-audit/server/bin/python
+	.venv-audit/tools/bin/pip-audit --skip-editable --path .venv-audit/server/lib/python3*/site-packages
 
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard

@@ -57,6 +57,7 @@ def serve(
     max_voices: Annotated[Number, flag("Maximum number of uploaded voices.")] = None,
     uploads: Annotated[Switch, flag("Voices over HTTP.", "--uploads/--no-uploads")] = None,
     wyoming: Annotated[Text, flag("Also serve Wyoming: tcp://127.0.0.1:10200.", metavar="URI")] = None,
+    tracing: Annotated[Switch, flag("Record OpenTelemetry spans.", "--tracing")] = None,
     page: Annotated[Switch, flag("The page at /.", "--page/--no-page")] = None,
     log_level: Annotated[Text, flag("debug, info, warning, error.")] = None,
     log_format: Annotated[Text, flag("auto, text, json.")] = None,

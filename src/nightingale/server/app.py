@@ -22,6 +22,7 @@ from nightingale.server.openai import caption_routes, catalog_routes, speech_rou
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
+from nightingale.server.tracing import trace_requests
 from nightingale.server.web import web_routes
 
 EXPOSED_HEADERS = [
@@ -81,6 +82,8 @@ def create_app(
     app.add_middleware(limit_bodies, settings=settings)
     app.add_middleware(check_access, settings=settings, keys=settings.keys)
     app.add_middleware(log_requests, metrics=service.metrics)
+    if settings.tracing:
+        app.add_middleware(trace_requests, tracing=service.tracing)
     if settings.cors:  # outside of the others, so that allowed pages can read error responses, too
         app.add_middleware(
             CORSMiddleware,

@@ -154,6 +154,9 @@ class ServerSettings(BaseSettings):
     uploads: bool = Field(True, description="Allow adding and removing voices over HTTP.")
 
     wyoming: str | None = Field(None, description="Also serve Wyoming here, such as tcp://127.0.0.1:10200.")
+    tracing: bool = Field(
+        False, description="Record OpenTelemetry spans, as the variables OTEL_… say; needs the extra otel."
+    )
     page: bool = Field(True, description="Serve the web page at /.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Only debug logs the text of requests."

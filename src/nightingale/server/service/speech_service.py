@@ -37,6 +37,7 @@ from nightingale.server.service.speech_streams import (
 )
 from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
 from nightingale.server.settings import ServerSettings
+from nightingale.server.tracing import open_tracing
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
@@ -62,6 +63,7 @@ class SpeechService:
         self.settings = settings
         self._lexicon = open_lexicon(settings.lexicon)
         self.metrics = ServerMetrics()
+        self.tracing = open_tracing(enabled=settings.tracing)
         self.model = ModelCard(id=str(settings.model or default_model()))
         self.state = "cold"
         """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
@@ -141,6 +143,7 @@ class SpeechService:
         if self._tts is not None and self._given_tts is None:
             await self._in_thread(self._tts.close)
         self._tts = None
+        await self._in_thread(self.tracing.close)
         for pool in (self._threads, self._encoder_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -216,7 +219,8 @@ class SpeechService:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
         return await self._with_engine(partial(self._voices.resolve, spec))
 
-    def _stream_closed(self, stream: SpeechStream) -> None:
+    def _stream_closed(self, context: Any, stream: SpeechStream) -> None:
+        self.tracing.record_speech(stream.metrics, context, outcome=stream.outcome, voice=stream.voice_name)
         self._open_streams.discard(stream)
         self.metrics.active -= 1
         self._last_used_s = time.monotonic()
@@ -238,7 +242,8 @@ class SpeechService:
             raise
         finally:
             self._opening -= 1
-        stream = stream_class(session, self.metrics, self._stream_closed)
+        context = self.tracing.current()
+        stream = stream_class(session, self.metrics, partial(self._stream_closed, context))
         self._open_streams.add(stream)
         return stream
 

@@ -41,6 +41,8 @@ class SpeechStream:
         self.voice_name = session.request.voice.name
         self._session, self._counters, self._on_close = session, counters, on_close
         self._open = True
+        self.outcome = "open"
+        """One of open, completed, cancelled and failed."""
         self._chunks = self._read()
 
     @property
@@ -90,6 +92,7 @@ class SpeechStream:
     def _close(self, *, cancelled: bool = False, failed: bool = False) -> None:
         if self._open:
             self._open = False
+            self.outcome = "cancelled" if cancelled else "failed" if failed else "completed"
             self._counters.count_request(self.metrics, cancelled=cancelled, failed=failed)
             self._on_close(self)
 
