@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,9 @@ def test_captions_have_a_cue_for_each_sentence(brief: TTS) -> None:
 
     times = [tuple(map(seconds, cue[1].split(" --> "))) for cue in cues]
     assert times[0][0] == pytest.approx(lines[0]["start_s"], abs=0.002)
-    assert times[-1][1] == pytest.approx(lines[1]["start_s"] + lines[1]["seconds"], abs=0.002)
-    assert times == sorted(times)
+    assert times[1][0] == pytest.approx(lines[1]["start_s"], abs=0.002)
+    assert times[-1][1] >= lines[1]["start_s"] + lines[1]["seconds"] - 0.002, "it stays until it can be read"
+    assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
 def test_a_read_along_epub_joins_text_and_audio() -> None:

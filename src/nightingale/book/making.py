@@ -24,13 +24,13 @@ from nightingale.book.acx import (
     joined_levels,
     limit_peaks,
 )
-from nightingale.book.book_captions import srt_cues
 from nightingale.book.book_files import ChapterMark, book_file, feed_silence
 from nightingale.book.document import Book
 from nightingale.book.narration import Narrator
 from nightingale.book.passages import Passage, passages_of
 from nightingale.book.read_along import write_read_along
 from nightingale.book.timeline import SpokenChapter, TimedPassage, with_starts
+from nightingale.engine.captions import format_srt, spread_words
 from nightingale.errors import OutputError, TextError
 from nightingale.files import remove_unfinished, whole_file
 
@@ -267,10 +267,15 @@ class _Writer:
     def _captions(self, audio: Path, passages: Iterator[tuple[int, TimedPassage]]) -> list[Path]:
         if not self._output.srt:
             return []
-        path = audio.with_suffix(".srt")
+        path, rate_hz = audio.with_suffix(".srt"), self._narrator.rate_hz
+        # Only the times of passages are known, so their words share them by length.
+        words = (
+            word
+            for start, timed in passages
+            for word in spread_words(timed.passage.text, start / rate_hz, (start + timed.samples) / rate_hz)
+        )
         with whole_file(path) as file:
-            for cue in srt_cues(passages, self._narrator.rate_hz):
-                file.write(cue.encode())
+            file.write(format_srt(words).encode())
         return [path]
 
 
