@@ -23,6 +23,8 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
     fi
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
+COPY docs ./docs
+COPY tools/wheel_docs.py ./tools/
 RUN pip install -c constraints.txt '.[torch,server,wyoming]'
 
 FROM python:3.11-slim

@@ -101,6 +101,13 @@ def test_an_installed_wheel_speaks_in_another_folder_without_torch(installed: Pa
         assert any(audio.readframes(audio.getnframes()))
 
 
+def test_an_installed_wheel_has_the_pages_that_help_names(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed / "nightingale", "docs", cwd=tmp_path).stdout
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= set(listed.split())
+    shown = run(installed / "nightingale", "docs", "docs/text.md", cwd=tmp_path).stdout
+    assert shown == (ROOT / "docs" / "text.md").read_text()
+
+
 def test_without_the_lab_its_commands_say_what_to_install(installed: Path, tmp_path: Path) -> None:
     done = run(installed / "nightingale", "bench", cwd=tmp_path, check=False)
     assert done.returncode == 2

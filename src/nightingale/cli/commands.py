@@ -21,6 +21,7 @@ from nightingale.cli import (
     cluster,
     convert,
     detect,
+    docs,
     doctor,
     export,
     lexicon,
@@ -128,6 +129,7 @@ add_command(app, "convert", convert.convert)
 add_command(app, "detect", detect.detect)
 add_command(app, "serve", serve.serve)
 add_command(app, "doctor", doctor.doctor)
+add_command(app, "docs", docs.docs)
 add_command(app, "export", export.export)
 for _name in LAB_COMMANDS:
     _add_lab_command(_name)
