@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from nightingale.errors import ConfigError, NightingaleError
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from nightingale.server.settings import ServerSettings
 
@@ -78,7 +80,8 @@ def serve(
             got=str(error),
             fix="pip install 'nightingale-tts[server]'",
         ) from error
-    settings = ServerSettings.load(config, **flags)
+    load = partial(ServerSettings.load, config, **flags)
+    settings = load()
     settings.check_bind()
     if settings.wyoming:
         from nightingale.server.listen_socket import check_wyoming
@@ -86,11 +89,11 @@ def serve(
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
         note(f"warning: unknown setting {name}")
-    run(settings)
+    run(settings, load)
 
 
-def run(settings: ServerSettings) -> None:
-    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period."""
+def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
+    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period. SIGHUP calls `load`."""
     import asyncio
 
     import uvicorn
@@ -100,12 +103,16 @@ def run(settings: ServerSettings) -> None:
     from nightingale.server.listen_socket import open_listen_socket
     from nightingale.server.logs import log_config
     from nightingale.server.service.speech_service import SpeechService, log
+    from nightingale.server.settings_reload import reload_settings
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.started:
                 return
+            if hangup is not None:
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(hangup, reload_settings, service, load)
             host, port = listener.getsockname()[:2]
             note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
             self.reporting = asyncio.create_task(self.report_ready())
@@ -154,6 +161,9 @@ def run(settings: ServerSettings) -> None:
         )
         # uvicorn shuts down at SIGTERM and then raises the signal again, when nothing is left to do.
         signal.signal(signal.SIGTERM, lambda *_: None)
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+        if hangup is not None:
+            signal.signal(hangup, lambda *_: None)  # until the server has started
         # The engine's thread runs Python between kernels; the event loop must not wait 5 ms for each switch.
         sys.setswitchinterval(0.0005)
         asyncio.run(Server(config).serve([listener]))

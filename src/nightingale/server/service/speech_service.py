@@ -156,16 +156,22 @@ class SpeechService:
         """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
         self.check_length(len(text))
         request["lexicon"] = self._merged_lexicon(request)
-        stream = await self._open(
-            SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request), chars=len(text)
-        )
+
+        def submit(tts: TTS, who: Voice | None) -> Session:
+            return tts.open(text, voice=who, voices=self._voices.by_name(tts), **request)
+
+        stream = await self._open(SpeechStream, voice, submit, chars=len(text))
         self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
         request["lexicon"] = self._merged_lexicon(request)
-        return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
+
+        def submit(tts: TTS, who: Voice | None) -> LiveSession:
+            return tts.session(voice=who, voices=self._voices.by_name(tts), **request)
+
+        return await self._open(LiveSpeechStream, voice, submit)
 
     async def convert(
         self, recording: bytes | tuple[Samples, int], *, voice: VoiceSpec = None, seed: int | None = None

@@ -199,7 +199,12 @@ class VoiceRegistry:
             status = path.stat()
         except OSError as error:  # removed since it was located
             raise VoiceNotFound("no such voice", got=repr(path.stem)) from error
-        return self._read(path, status.st_mtime_ns, status.st_size)
+        try:
+            return self._read(path, status.st_mtime_ns, status.st_size)
+        except VoiceError as error:  # its message has the path of the file
+            log.error("a voice file cannot be read", extra={"error": str(error)})
+            fix = "Delete it and add it again."
+            raise VoiceError("the file of the voice is damaged", got=repr(path.stem), fix=fix) from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Voices of all are added by admins, who can also list, delete and share those of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nightingale.engine.tts import TTS
@@ -15,6 +15,7 @@ from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
 from nightingale.server.settings import ServerSettings
 from nightingale.server.tenants.access_errors import admin_required
 from nightingale.server.tenants.tenant_registry import TenantRegistry
+from nightingale.voices.library import is_name
 from nightingale.voices.voice import Voice
 
 
@@ -33,6 +34,10 @@ class TenantVoices:
     def resolve(self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS) -> Voice | None:
         """Return the voice for a name, an alias, {"id": name} or a blend; None is the model's own."""
         return self.registry.resolve(spec, tts, self._folder())
+
+    def by_name(self, tts: TTS) -> NamedVoices:
+        """Return the voices that the SSML of a request may name."""
+        return NamedVoices(self, tts)
 
     def add(self, name: str, clip: bytes, shared: bool, tts: TTS) -> VoiceInfo:
         """Create a voice from a clip and store it under `name`; `shared`: for all tenants."""
@@ -67,3 +72,22 @@ class TenantVoices:
         if not tenant.is_admin:
             raise admin_required("the voices of another tenant are managed by admins")
         return self._tenants.named(of).folder
+
+
+class NamedVoices(Mapping[str, Voice]):
+    """The voices of the tenant by name, each read when it is looked up; an unknown name raises VoiceNotFound."""
+
+    def __init__(self, voices: TenantVoices, tts: TTS) -> None:
+        self._voices, self._tts = voices, tts
+
+    def __getitem__(self, name: str) -> Voice:
+        voice = self._voices.resolve(name, self._tts) if is_name(name) else None
+        if voice is None:  # the model's own; or no name, which the engine refuses
+            raise KeyError(name)
+        return voice
+
+    def __iter__(self) -> Iterator[str]:
+        return (voice.id for voice in self._voices.entries(self._tts))
+
+    def __len__(self) -> int:
+        return len(self._voices.entries(self._tts))
