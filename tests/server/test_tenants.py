@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -235,3 +236,27 @@ def test_a_single_key_is_an_admin_whose_voices_all_share(small: Callable[..., TT
         assert HTTP.get(f"{server.http}/metrics", headers=old).status_code == 200
         assert HTTP.delete(f"{server.http}/v1/audio/voices/old", headers=old).status_code == 200
         assert HTTP.get(f"{server.http}/v1/models").status_code == 401
+
+
+def test_an_uploaded_clip_is_not_stored(tenants: LiveServer) -> None:
+    """Neither its file nor its samples: a voice has embeddings and prompts only."""
+    home = Path(os.environ["NIGHTINGALE_HOME"])
+    contents = clip()
+    assert upload(tenants, "ann", "anna", contents).status_code == 201
+    stored = [path for path in home.rglob("*") if path.is_file() and "usage" not in path.name]
+    assert [path.relative_to(home).as_posix() for path in stored] == ["voices/tenants/ann/anna.safetensors"]
+    assert contents[1000:2000] not in stored[0].read_bytes()
+
+
+@pytest.mark.usefixtures("voices")
+def test_a_damaged_voice_file_shows_no_path(tenants: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    path = library.find("anns", tenant="ann")
+    contents = bytearray(path.read_bytes())
+    contents[-1] ^= 1
+    path.write_bytes(contents)
+    answer = speak(tenants, "ann", voice="anns")
+    assert answer.json()["error"]["code"] == "invalid_voice"
+    assert str(path.parent) not in answer.text
+    assert str(path.parent) in str([vars(record) for record in caplog.records]), (
+        "the log does not say which file"
+    )
