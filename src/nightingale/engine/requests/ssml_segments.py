@@ -39,7 +39,7 @@ def segmenter_of(
     plain = partial(checked.segment, max_ids=model.defaults.max_text_ids, speed=session.request.speed)
 
     def voice_named(name: str) -> Voice:
-        given = request.get("voices") or {}
+        given = request.get("ssml_voices") or {}
         return voices.resolve(given[name.lower()]) if name.lower() in given else voices.named(name)
 
     def segment(text: str, **options: Any) -> Iterator[TextSegment]:

@@ -158,7 +158,7 @@ class SpeechService:
         request["lexicon"] = self._merged_lexicon(request)
 
         def submit(tts: TTS, who: Voice | None) -> Session:
-            return tts.open(text, voice=who, voices=self._voices.by_name(tts), **request)
+            return tts.open(text, voice=who, ssml_voices=self._voices.by_name(tts), **request)
 
         stream = await self._open(SpeechStream, voice, submit, chars=len(text))
         self.metrics.characters.inc(len(text))
@@ -169,7 +169,7 @@ class SpeechService:
         request["lexicon"] = self._merged_lexicon(request)
 
         def submit(tts: TTS, who: Voice | None) -> LiveSession:
-            return tts.session(voice=who, voices=self._voices.by_name(tts), **request)
+            return tts.session(voice=who, ssml_voices=self._voices.by_name(tts), **request)
 
         return await self._open(LiveSpeechStream, voice, submit)
 
