@@ -38,8 +38,8 @@ USAGE_FILE: Final = "usage.sqlite3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a client was identified. The tenant itself is looked up again each time, so that a change of the key file
-    applies to open sockets, too."""
+    """The proof by which a client was identified. The tenant itself is looked up again each time, so that a change of
+    the key file applies to open sockets, too."""
 
     key: str | None = None
     """The hash of its key; None if the server needs none."""
