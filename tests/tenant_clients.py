@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,3 @@ CLIENTS: dict[str, Callable[[LiveServer, str, str], str]] = {
     "elevenlabs multi socket": elevenlabs_socket("multi-stream-input"),
 }
 """A client of each way to name a voice: it returns "" if it was spoken, else what the error says."""
-
-
-def limited(name: str, **limits: int) -> Tenant:
-    return replace(tenant(name), **limits)

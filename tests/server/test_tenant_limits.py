@@ -146,6 +146,19 @@ def test_characters_of_a_day_survive_a_restart(
         assert speak(server, "ann", input="1").status_code == 200, "a new day"
 
 
+def test_openais_client_does_not_try_again_without_characters(brief: TTS, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    with ann_with(brief, tmp_path, characters_per_day=0) as server:
+        base = f"{server.http}/v1"
+        with (
+            openai.OpenAI(base_url=base, api_key=KEYS["ann"], max_retries=5) as client,
+            pytest.raises(openai.RateLimitError) as refused,
+        ):
+            client.audio.speech.create(model="tts-1", voice="nova", input="Hi.")
+        assert refused.value.code == "insufficient_quota"
+        assert series(server)['rejections{reason="characters_per_day",tenant="ann"}'] == 1
+
+
 def test_text_that_arrives_in_parts_is_charged_part_by_part(brief: TTS, tmp_path: Path) -> None:
     with ann_with(brief, tmp_path, characters_per_day=20) as server, open_turn(server, "ann") as socket:
         send(socket, "input_text.append", text="More than is left.")
