@@ -15,6 +15,7 @@ from nightingale import errors
 from nightingale.cli.commands import app
 from nightingale.cli.console import INTERRUPTED
 from nightingale.server.settings import ServerSettings
+from nightingale.server.settings_reload import RELOADED
 from nightingale_lab.bench.report import cluster_tables, markdown
 from nightingale_lab.bench.store import read_lines
 
@@ -96,6 +97,14 @@ voice_aliases = {{ narrator = "george" }}
 ```
 
 {settings_table()}
+
+## Reload
+
+SIGHUP (`systemctl reload`, `kill -HUP`) reads the files again: `.env`, `nightingale.toml`, the file of plain keys and
+the key file. It changes {", ".join(f"`{name}`" for name in RELOADED)}, and
+what is in the key file. If anything is invalid, the server logs an error and keeps all of its settings. Other settings
+need a restart; the log names those that have changed. Flags and variables of a running process cannot change. The key
+file is also read again without a signal when it changes ([tenants.md](tenants.md)).
 """
 
 

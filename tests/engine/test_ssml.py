@@ -15,7 +15,7 @@ from nightingale import TTS
 from nightingale.cli.commands import app
 from nightingale.engine import load
 from nightingale.engine.noise_model import noise_voice
-from nightingale.errors import TextError, VoiceNotFound
+from nightingale.errors import ConfigError, TextError, VoiceNotFound
 from nightingale.text.ssml import parse_ssml
 from nightingale.types import SegmentStart
 from nightingale.voices import library
@@ -84,6 +84,18 @@ def test_a_part_has_its_own_voice(english: TTS) -> None:
     assert said(english, f'<voice name="other">{text}</voice> And this is another one.').endswith(
         "another one."
     )
+
+
+def test_a_request_brings_voices_that_its_document_names(english: TTS) -> None:
+    text, given = "This is one whole sentence.", {"guide": english.voice("other")}
+    ssml = f'<speak><voice name="Guide">{text}</voice></speak>'
+    assert (
+        english.say(ssml, seed=1, ssml_voices=given).sha256 == english.say(text, voice="other", seed=1).sha256
+    )
+    with pytest.raises(VoiceNotFound):
+        english.say(ssml, seed=1)
+    with pytest.raises(ConfigError, match="ssml_voices"):
+        english.say(ssml, seed=1, ssml_voices="other")  # type: ignore[arg-type]
 
 
 def test_a_part_has_its_own_rate(english: TTS) -> None:

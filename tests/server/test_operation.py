@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,11 +26,13 @@ from nightingale.errors import EngineFault, MemoryFull, QueueFull, memory_full
 from nightingale.server.app import create_app
 from nightingale.server.http_errors import http_error
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.middleware import is_foreign_host, is_foreign_origin, is_valid_key, request_key
+from nightingale.server.metrics import ServerMetrics
+from nightingale.server.middleware import is_foreign_host, is_foreign_origin, request_key
 from nightingale.server.service import model_loading
 from nightingale.server.service.model_loading import release_memory, resident_bytes
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
+from nightingale.server.tenants.tenant_registry import TenantRegistry
 
 SECRET_TEXT = "The password is swordfish."
 KEY = {"authorization": "Bearer open sesame"}
@@ -129,11 +132,14 @@ def test_dns_rebinding_is_detected() -> None:
     )
 
 
-def test_only_whole_keys_match() -> None:
-    assert is_valid_key((), None)
-    assert is_valid_key(("a", "b"), "b")
+def test_only_whole_keys_match(tmp_path: Path) -> None:
+    assert TenantRegistry(ServerSettings(), ServerMetrics()).identify(None) is not None
+    file = tmp_path / "keys"
+    file.write_text("a\nb\n")
+    tenants = TenantRegistry(ServerSettings(api_key_file=file), ServerMetrics())
+    assert tenants.identify("b") is not None
     for wrong in (None, "", "c", "ab", "a\n"):
-        assert not is_valid_key(("a", "b"), wrong)
+        assert tenants.identify(wrong) is None
     assert request_key({"authorization": "Basic abc", "xi-api-key": "x"}) == "x"
 
 

@@ -43,6 +43,7 @@ def serve(
     profile: options.Profile = None,
     voice: Annotated[Text, option("Voice for requests that name none.", "-v", "--voice")] = None,
     api_key_file: Annotated[Path | None, option("File with accepted keys, on every node.")] = None,
+    keys_file: Annotated[Path | None, option("File of tenants (docs/tenants.md), on every node.")] = None,
     insecure: Annotated[bool | None, option("Serve other machines without a key.", "--insecure")] = None,
 ) -> None:
     """Serve from replicas on a Ray cluster, with the routes of `nightingale serve`.
@@ -65,7 +66,7 @@ def serve(
         "profile": profile,
         "voice": voice,
     }
-    flags |= {"api_key_file": api_key_file, "insecure": insecure}
+    flags |= {"api_key_file": api_key_file, "keys_file": keys_file, "insecure": insecure}
     server = ServerSettings.load(config, **flags, option=parse_options(choices) if choices else None)
     server.check_bind()
     if server.wyoming:

@@ -24,6 +24,7 @@ from nightingale.cli import (
     docs,
     doctor,
     export,
+    keys,
     lexicon,
     models,
     say,
@@ -76,6 +77,7 @@ models_app = typer.Typer(
 )
 lexicon_app = typer.Typer(help="Respellings of words.", add_completion=False, **_PLAIN)
 voices_app = typer.Typer(help="Manage named voices.", add_completion=False, **_PLAIN)
+keys_app = typer.Typer(help="Manage the tenants of a server and their keys.", add_completion=False, **_PLAIN)
 cluster_app = typer.Typer(
     help="Serve from, and speak libraries of text on, a Ray cluster.", add_completion=False, **_PLAIN
 )
@@ -136,6 +138,7 @@ for _name in LAB_COMMANDS:
 app.add_typer(models_app, name="models")
 app.add_typer(lexicon_app, name="lexicon")
 app.add_typer(voices_app, name="voices")
+app.add_typer(keys_app, name="keys")
 app.add_typer(cluster_app, name="cluster")
 add_command(models_app, "list", models.list_models)
 add_command(models_app, "pull", models.pull)
@@ -145,6 +148,10 @@ add_command(voices_app, "list", voices.list_voices)
 add_command(voices_app, "add", voices.add)
 add_command(voices_app, "remove", voices.remove)
 add_command(voices_app, "export", voices.export)
+add_command(keys_app, "list", keys.list_tenants)
+add_command(keys_app, "add", keys.add_tenant)
+add_command(keys_app, "rotate", keys.rotate)
+add_command(keys_app, "remove", keys.remove_tenant)
 add_command(cluster_app, "serve", cluster.serve)
 add_command(cluster_app, "speak", cluster.speak)
 

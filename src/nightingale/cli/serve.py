@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from nightingale.errors import ConfigError, NightingaleError
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from nightingale.server.settings import ServerSettings
 
@@ -41,6 +43,7 @@ def serve(
     voice_aliases: Annotated[Text, flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,
     lexicon: options.LexiconFile = None,
     api_key_file: Annotated[Path | None, flag("File with accepted keys.")] = None,
+    keys_file: Annotated[Path | None, flag("File of tenants, see `nightingale keys`.")] = None,
     insecure: Annotated[Switch, flag("Serve other machines without a key.", "--insecure")] = None,
     cors: Annotated[list[str] | None, flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
     hosts: Annotated[list[str] | None, flag("Names that a proxy passes on.", metavar="NAME")] = None,
@@ -58,6 +61,7 @@ def serve(
     uploads: Annotated[Switch, flag("Voices over HTTP.", "--uploads/--no-uploads")] = None,
     wyoming: Annotated[Text, flag("Also serve Wyoming: tcp://127.0.0.1:10200.", metavar="URI")] = None,
     tracing: Annotated[Switch, flag("Record OpenTelemetry spans.", "--tracing")] = None,
+    wyoming_tenant: Annotated[Text, flag("Tenant that clients of Wyoming act as.", metavar="NAME")] = None,
     page: Annotated[Switch, flag("The page at /.", "--page/--no-page")] = None,
     log_level: Annotated[Text, flag("debug, info, warning, error.")] = None,
     log_format: Annotated[Text, flag("auto, text, json.")] = None,
@@ -76,7 +80,8 @@ def serve(
             got=str(error),
             fix="pip install 'nightingale-tts[server]'",
         ) from error
-    settings = ServerSettings.load(config, **flags)
+    load = partial(ServerSettings.load, config, **flags)
+    settings = load()
     settings.check_bind()
     if settings.wyoming:
         from nightingale.server.listen_socket import check_wyoming
@@ -84,11 +89,11 @@ def serve(
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
         note(f"warning: unknown setting {name}")
-    run(settings)
+    run(settings, load)
 
 
-def run(settings: ServerSettings) -> None:
-    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period."""
+def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
+    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period. SIGHUP calls `load`."""
     import asyncio
 
     import uvicorn
@@ -98,12 +103,16 @@ def run(settings: ServerSettings) -> None:
     from nightingale.server.listen_socket import open_listen_socket
     from nightingale.server.logs import log_config
     from nightingale.server.service.speech_service import SpeechService, log
+    from nightingale.server.settings_reload import reload_settings
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.started:
                 return
+            if hangup is not None:
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(hangup, reload_settings, service, load)
             host, port = listener.getsockname()[:2]
             note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
             self.reporting = asyncio.create_task(self.report_ready())
@@ -152,6 +161,9 @@ def run(settings: ServerSettings) -> None:
         )
         # uvicorn shuts down at SIGTERM and then raises the signal again, when nothing is left to do.
         signal.signal(signal.SIGTERM, lambda *_: None)
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+        if hangup is not None:
+            signal.signal(hangup, lambda *_: None)  # until the server has started
         # The engine's thread runs Python between kernels; the event loop must not wait 5 ms for each switch.
         sys.setswitchinterval(0.0005)
         asyncio.run(Server(config).serve([listener]))

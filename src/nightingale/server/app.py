@@ -22,6 +22,7 @@ from nightingale.server.openai import caption_routes, catalog_routes, speech_rou
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
+from nightingale.server.tenants import tenant_routes
 from nightingale.server.tracing import trace_requests
 from nightingale.server.web import web_routes
 
@@ -71,6 +72,7 @@ def create_app(
         elevenlabs_routes,
         timestamp_routes,
         conversion_routes,
+        tenant_routes,
     ):
         app.include_router(module.router)
     app.include_router(router)
@@ -80,7 +82,7 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(answer_head)
     app.add_middleware(limit_bodies, settings=settings)
-    app.add_middleware(check_access, settings=settings, keys=settings.keys)
+    app.add_middleware(check_access, settings=settings, tenants=service.tenants)
     app.add_middleware(log_requests, metrics=service.metrics)
     if settings.tracing:
         app.add_middleware(trace_requests, tracing=service.tracing)
@@ -107,6 +109,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
             await stack.enter_async_context(serve_wyoming(service, settings.wyoming))
+        await stack.enter_async_context(service.tenants.saving())
         yield
         starting.cancel()
         await service.stop(settings.grace)
@@ -133,7 +136,8 @@ async def ready(service: Service) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, service: Service) -> Response:
-    """Metrics for Prometheus, also in OpenMetrics' format if the client accepts that."""
+    """Metrics for Prometheus, also in OpenMetrics' format if the client accepts that. Needs the key of an admin."""
+    service.tenants.require_admin("metrics, which show the use of all tenants, are for admins")
     other, (encode, media_type) = (
         request.app.state.metrics_page,
         choose_encoder(request.headers.get("accept", "")),

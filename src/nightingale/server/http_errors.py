@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import http
+import math
 import random
 from collections.abc import Mapping
 from typing import Final
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from nightingale import errors
 from nightingale.errors import NightingaleError
+from nightingale.server.tenants import access_errors
 
 JSON: Final = "application/json"
 Headers = Mapping[str, str] | None
@@ -27,6 +29,10 @@ Headers = Mapping[str, str] | None
 RETRY_S: Final = 1.0
 """When to try again if there is no estimate."""
 RETRY_LIMITS_S: Final = (0.1, 300.0)
+ELEVENLABS_PATHS: Final = ("/v1/text-to-speech/", "/v1/speech-to-speech/", "/v1/voices")
+"""Paths whose errors also have the field `detail`, in which ElevenLabs' clients look for them."""
+ELEVENLABS_STATUSES: Final = {"insufficient_quota": "quota_exceeded", "queue_full": "system_busy"}
+"""Codes that ElevenLabs has another name for."""
 
 
 class ErrorBody(BaseModel):
@@ -55,8 +61,14 @@ class HttpError(FastAPIHTTPException):
 
     def respond(self, scope: Scope) -> Response:
         """Return the response, and leave its code to the request log and to the counter of rejections."""
-        scope.setdefault("state", {})["error_code"] = self.envelope["error"]["code"]
-        return JSONResponse(self.envelope, self.status_code, self.headers)
+        error = self.envelope["error"]
+        scope.setdefault("state", {})["error_code"] = code = error["code"]
+        detail = {}
+        path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
+        if path.startswith(ELEVENLABS_PATHS):
+            status = ELEVENLABS_STATUSES.get(code or "", code)
+            detail = {"detail": {"status": status, "message": error["message"]}}
+        return JSONResponse(self.envelope | detail, self.status_code, self.headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as an ASGI application."""
@@ -78,6 +90,11 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str | None, str]]] = {
     errors.BadReference: (400, "audio", "invalid_audio"),
     errors.VoiceError: (400, "voice", "invalid_voice"),
     errors.QueueFull: (429, None, "queue_full"),
+    access_errors.LimitExceeded: (429, None, "rate_limit_exceeded"),
+    access_errors.ConcurrencyExceeded: (429, None, "too_many_concurrent_requests"),
+    access_errors.QuotaExceeded: (429, None, "insufficient_quota"),
+    access_errors.KeyRevoked: (401, None, "invalid_api_key"),
+    access_errors.AccessError: (403, None, "admin_required"),
     errors.OutOfMemory: (503, None, "out_of_memory"),
     errors.MemoryFull: (400, "input", "input_too_long"),
     errors.CapacityError: (507, None, "no_room"),
@@ -95,12 +112,16 @@ def http_error(error: NightingaleError) -> HttpError:
     if isinstance(error, errors.QueueFull):
         retry_after_ms = _retry_after_ms(error)
         headers = {"retry-after-ms": str(retry_after_ms), "retry-after": str(-(-retry_after_ms // 1000))}
+    if isinstance(error, access_errors.QuotaExceeded):
+        headers["x-should-retry"] = "false"  # otherwise OpenAI's client tries twice more at once
     return HttpError(status, str(error), code, error.param or default_param, headers)
 
 
 def _retry_after_ms(error: errors.QueueFull) -> int:
     """Return the engine's estimate of when the queue has a place, with jitter to spread rejected clients."""
     wait_s = RETRY_S if error.retry_after_s is None else error.retry_after_s
+    if isinstance(error, access_errors.LimitExceeded):  # exact, and of one tenant's clients only
+        return math.ceil(1000 * wait_s)
     return round(1000 * min(max(wait_s * random.uniform(1.0, 1.25), RETRY_LIMITS_S[0]), RETRY_LIMITS_S[1]))
 
 

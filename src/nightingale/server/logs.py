@@ -59,10 +59,14 @@ class FalseErrorFilter(logging.Filter):
         return not any(words in message for words in NOT_ERRORS)
 
 
+def logger_levels(level: str) -> dict[str, str]:
+    """Return the level of each logger for the setting `log_level`."""
+    return {"nightingale": level.upper(), "uvicorn": "WARNING" if level == "info" else level.upper()}
+
+
 def log_config(level: str, *, as_json: bool) -> dict[str, Any]:
     """Return the argument for `logging.config.dictConfig`."""
     formatter = JsonFormatter if as_json else TextFormatter
-    levels = {"nightingale": level.upper(), "uvicorn": "WARNING" if level == "info" else level.upper()}
     handler = {"class": "logging.StreamHandler", "formatter": "line", "filters": ["false_errors"]}
     return {
         "version": 1,
@@ -72,6 +76,6 @@ def log_config(level: str, *, as_json: bool) -> dict[str, Any]:
         "handlers": {"stderr": handler},
         "loggers": {
             name: {"handlers": ["stderr"], "level": threshold, "propagate": False}
-            for name, threshold in levels.items()
+            for name, threshold in logger_levels(level).items()
         },
     }

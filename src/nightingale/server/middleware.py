@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import hashlib
-import hmac
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -25,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nightingale.server.http_errors import HttpError
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.settings import ServerSettings, is_loopback
+from nightingale.server.tenants.tenant_registry import Access, TenantRegistry, acting_as
 
 log = logging.getLogger("nightingale.server")
 
@@ -133,24 +132,33 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
     return middleware
 
 
-def check_access(app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> ASGIApp:
-    """Refuse requests without a valid key, those of pages of other sites, and those for other hosts."""
+def check_access(app: ASGIApp, settings: ServerSettings, tenants: TenantRegistry) -> ASGIApp:
+    """Refuse requests without a valid key, those of pages of other sites, and those for other hosts.
 
-    def error_of(scope: Scope) -> HttpError | None:
+    The others act as the tenant of their key.
+    """
+
+    def check(scope: Scope) -> HttpError | Access | None:
+        """Return the error to answer, or the access of the key; None if the path needs no key."""
         path, method = route_path(scope), scope.get("method", "WEBSOCKET")
-        if not keys and is_foreign_host(Headers(scope=scope), settings):
+        if not tenants.needs_key and is_foreign_host(Headers(scope=scope), settings):
             return FOREIGN_HOST
         if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or method == "OPTIONS":
             return None
         headers = Headers(scope=scope)
-        if not is_valid_key(keys, request_key(headers)):
+        if (access := tenants.identify(request_key(headers))) is None:
             return UNAUTHORIZED
         is_safe = method in ("GET", "HEAD")
-        return None if is_safe or not is_foreign_origin(headers, settings) else FORBIDDEN_ORIGIN
+        return access if is_safe or not is_foreign_origin(headers, settings) else FORBIDDEN_ORIGIN
 
     async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
-        error = error_of(scope) if scope["type"] != "lifespan" else None
-        await (app if error is None else error)(scope, receive, send)
+        result = check(scope) if scope["type"] != "lifespan" else None
+        if isinstance(result, HttpError):
+            await result(scope, receive, send)
+            return
+        with acting_as(result):
+            scope.setdefault("state", {}).setdefault("log_fields", {}).update(tenants.log_fields())
+            await app(scope, receive, send)
 
     return middleware
 
@@ -170,15 +178,6 @@ def request_key(headers: Mapping[str, str]) -> str | None:
             except ValueError:
                 return None
     return None
-
-
-def is_valid_key(keys: Sequence[str], key: str | None) -> bool:
-    """Compare the key with all accepted ones in constant time. Without accepted keys, any is valid."""
-    given, *known = (
-        hashlib.sha256(each.encode("utf-8", "surrogateescape")).digest() for each in (key or "", *keys)
-    )
-    # A sum and not `any`: always compare with every key, so that the time does not reveal which one matched.
-    return not known or sum(hmac.compare_digest(given, each) for each in known) > 0
 
 
 def is_foreign_origin(headers: Mapping[str, str], settings: ServerSettings) -> bool:

@@ -124,8 +124,16 @@ class ServerSettings(BaseSettings):
         None, description="A TOML file of words and their respellings, for all requests."
     )
 
-    api_key: SecretStr | None = Field(None, description="Key that clients must send; not a flag.")
-    api_key_file: Path | None = Field(None, description="File with accepted keys, one per line.")
+    api_key: SecretStr | None = Field(
+        None, description="Key that clients must send, with all rights; not a flag."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with accepted keys, one per line; all are alike."
+    )
+    keys_file: Path | None = Field(
+        None,
+        description="TOML file of tenants with the hashes of their keys and their limits (docs/tenants.md).",
+    )
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
     hosts: StringList = Field(
@@ -150,12 +158,15 @@ class ServerSettings(BaseSettings):
     max_body_bytes: int = Field(MIB, ge=1024, description="Maximum request body, except uploads.")
     max_upload_bytes: int = Field(20 * MIB, ge=1024, description="Maximum upload of a reference clip.")
     max_clip_seconds: float = Field(120.0, gt=0, le=600, description="Maximum length of a reference clip.")
-    max_voices: int = Field(1000, ge=0, description="Maximum number of uploaded voices.")
+    max_voices: int = Field(1000, ge=0, description="Maximum number of uploaded voices, for each tenant.")
     uploads: bool = Field(True, description="Allow adding and removing voices over HTTP.")
 
     wyoming: str | None = Field(None, description="Also serve Wyoming here, such as tcp://127.0.0.1:10200.")
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans, as the variables OTEL_… say; needs the extra otel."
+    )
+    wyoming_tenant: str | None = Field(
+        None, description="Tenant of the key file that clients of Wyoming, who cannot send a key, act as."
     )
     page: bool = Field(True, description="Serve the web page at /.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -218,12 +229,12 @@ class ServerSettings(BaseSettings):
 
     def check_bind(self) -> None:
         """Refuse an address that other machines can reach, unless there is a key or `insecure` is set."""
-        if not (is_loopback(self.host) or self.keys or self.insecure):
+        if not (is_loopback(self.host) or self.keys or self.keys_file or self.insecure):
             raise ConfigError(
                 "other machines can reach this address, and no key is set",
                 got=f"--host {self.host}",
                 allowed="loopback, or any address with a key or --insecure",
-                fix="Set NIGHTINGALE_API_KEY or --api-key-file, or pass --insecure to allow everyone.",
+                fix="Set NIGHTINGALE_API_KEY, --api-key-file or --keys-file, or pass --insecure to allow everyone.",
             )
 
 

@@ -12,20 +12,31 @@ from pathlib import Path
 import platformdirs
 
 
-def voices_url() -> str | None:
+def data_folder() -> Path:
+    """Return the folder of what this program stores for the user."""
+    return Path(os.environ.get("NIGHTINGALE_HOME") or platformdirs.user_data_dir("nightingale")).expanduser()
+
+
+def voices_url(tenant: str | None = None) -> str | None:
     """Return the URL of the folder of voices, such as s3://bucket/voices; None if it is a local folder."""
     shared = os.environ.get("NIGHTINGALE_VOICES", "")
-    return shared if "://" in shared else None
+    if "://" not in shared:
+        return None
+    return shared if tenant is None else f"{shared.rstrip('/')}/tenants/{tenant}"
 
 
-def voices_folder() -> Path:
-    """Return the folder of the voices that the user added; for a URL, the folder of their local copies."""
+def voices_folder(tenant: str | None = None) -> Path:
+    """Return the folder of the voices that the user added; for a URL, the folder of their local copies.
+
+    tenant: the folder of the voices that only this tenant of a server may use.
+    """
     if (url := voices_url()) is not None:
-        return cache_folder().with_name(f"voices-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
-    if shared := os.environ.get("NIGHTINGALE_VOICES"):
-        return Path(shared).expanduser()
-    root = os.environ.get("NIGHTINGALE_HOME") or platformdirs.user_data_dir("nightingale")
-    return Path(root).expanduser() / "voices"
+        folder = cache_folder().with_name(f"voices-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
+    elif shared := os.environ.get("NIGHTINGALE_VOICES"):
+        folder = Path(shared).expanduser()
+    else:
+        folder = data_folder() / "voices"
+    return folder if tenant is None else folder / "tenants" / tenant
 
 
 def cache_folder() -> Path:

@@ -1,10 +1,11 @@
 """Voices by name: the user's folder first, then the voices of the model.
 
 Several processes and machines may share the user's folder: each lookup reads it, and a name is created atomically.
+The folder of a tenant of a server comes before the user's own, and only requests of that tenant read it (`tenant`).
 
-Those are the package's, unless the model was loaded from a folder that has voices of its own: then `came_with`
-is that folder, and the package's voices, which were made for other weights, are not used. Listing reads only
-file headers.
+The voices of the model are the package's, unless the model was loaded from a folder that has voices of its own:
+then `came_with` is that folder, and the package's voices, which were made for other weights, are not used. Listing
+reads only file headers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Entry:
     name: str
     path: Path
     builtin: bool
+    tenant: str | None
+    """The tenant of a server whose own voice it is; None if all have it."""
     family: str
     """"?" for a file whose header cannot be read; opening it will say why."""
     provenance: str
@@ -40,12 +43,15 @@ def is_name(text: str) -> bool:
     return re.fullmatch(r"[a-z0-9_-]{1,64}", text) is not None
 
 
-def entries(came_with: Path | None = None) -> list[Entry]:
-    """Return all voices by name; a user's voice hides a built-in one of the same name."""
-    if (remote := _remote()) is not None:
-        remote.refresh_all()
+def entries(came_with: Path | None = None, *, tenant: str | None = None) -> list[Entry]:
+    """Return all voices by name; a user's voice hides a built-in one of the same name, and a tenant's hides both."""
     found: dict[str, Entry] = {}
-    for folder, builtin in ((came_with or builtin_folder(), True), (voices_folder(), False)):
+    folders: list[tuple[Path, bool, str | None]] = [(came_with or builtin_folder(), True, None)]
+    for owner in _owners(tenant):
+        if (remote := _remote(owner)) is not None:
+            remote.refresh_all()
+        folders.insert(1, (voices_folder(owner), False, owner))
+    for folder, builtin, owner in folders:
         for path in folder.glob("*.safetensors"):
             if is_name(path.stem):
                 header = _metadata(path)
@@ -53,18 +59,19 @@ def entries(came_with: Path | None = None) -> list[Entry]:
                     name=path.stem,
                     path=path,
                     builtin=builtin,
+                    tenant=owner,
                     family=header.get("family", "?"),
                     provenance=header.get("provenance", ""),
                 )
     return [found[name] for name in sorted(found)]
 
 
-def find(name: str, came_with: Path | None = None) -> Path:
+def find(name: str, came_with: Path | None = None, *, tenant: str | None = None) -> Path:
     """Return the file of a named voice; raise VoiceNotFound if there is none."""
     _check(name)
-    if (path := locate(name, came_with)) is not None:
+    if (path := locate(name, came_with, tenant=tenant)) is not None:
         return path
-    known = [entry.name for entry in entries(came_with)]
+    known = [entry.name for entry in entries(came_with, tenant=tenant)]
     close = " or ".join(get_close_matches(name, known, n=3))
     raise VoiceNotFound(
         "no such voice",
@@ -74,32 +81,36 @@ def find(name: str, came_with: Path | None = None) -> Path:
     )
 
 
-def locate(name: str, came_with: Path | None = None) -> Path | None:
+def locate(name: str, came_with: Path | None = None, *, tenant: str | None = None) -> Path | None:
     """Return the file of a named voice, or None if there is none."""
-    if is_name(name) and (remote := _remote()) is not None:
-        remote.refresh(name)
-    folders = (voices_folder(), came_with or builtin_folder())
-    paths = (folder / f"{name}.safetensors" for folder in folders if is_name(name))
-    return next((path for path in paths if path.is_file()), None)
+    if not is_name(name):
+        return None
+    for owner in _owners(tenant):
+        if (remote := _remote(owner)) is not None:
+            remote.refresh(name)
+        if (path := voices_folder(owner) / f"{name}.safetensors").is_file():
+            return path
+    path = (came_with or builtin_folder()) / f"{name}.safetensors"
+    return path if path.is_file() else None
 
 
 def load(name: str, came_with: Path | None = None) -> Voice:
     return Voice.load(find(name, came_with))
 
 
-def check_free(name: str) -> None:
+def check_free(name: str, *, tenant: str | None = None) -> None:
     """Raise VoiceExists if a voice has the name: it would be lost, or hidden if it is built in."""
     _check(name)
-    if (path := locate(name)) is not None:
-        raise _taken(name, added=path.parent == voices_folder())
+    if (path := locate(name, tenant=tenant)) is not None:
+        raise _taken(name, added=path.parent != builtin_folder())
 
 
-def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
+def add(name: str, voice: Voice, *, replace: bool = False, tenant: str | None = None) -> Path:
     """Save a voice under a name; with `replace`, also if another voice has it."""
     _check(name)
     if not replace:
-        check_free(name)
-    path = voices_folder() / f"{name}.safetensors"
+        check_free(name, tenant=tenant)
+    path = voices_folder(tenant) / f"{name}.safetensors"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,7 +118,7 @@ def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
         raise OutputError("the voice folder could not be made", got=str(error), fix=fix) from error
     contents = file_contents(dataclasses.replace(voice, name=name))
     try:
-        if (remote := _remote()) is not None:
+        if (remote := _remote(tenant)) is not None:
             remote.create(name, contents, replace=replace)
         else:
             write_whole(path, contents, replace=replace)
@@ -116,13 +127,13 @@ def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
     return path
 
 
-def remove(name: str, came_with: Path | None = None) -> None:
-    """Delete a voice that the user added; raise VoiceError for a built-in one."""
-    path = find(name, came_with)
-    if path.parent != voices_folder():
+def remove(name: str, came_with: Path | None = None, *, tenant: str | None = None) -> None:
+    """Delete a voice that the user, or the tenant, added; raise VoiceError for any other one."""
+    path = find(name, came_with, tenant=tenant)
+    if path.parent != voices_folder(tenant):
         fix = "See `nightingale voices list`."
         raise VoiceError("built-in voices stay", got=repr(name), allowed="a voice that was added", fix=fix)
-    if (remote := _remote()) is not None:
+    if (remote := _remote(tenant)) is not None:
         remote.remove(name)
     path.unlink(missing_ok=True)  # two requests may delete it at the same time
 
@@ -132,10 +143,15 @@ def export(name: str, out: Path) -> None:
     write_whole(out, find(name).read_bytes())
 
 
-def _remote() -> RemoteVoices | None:
-    """Return the store of the user's voices, unless it is a local folder."""
-    url = voices_url()
-    return None if url is None else remote_voices(url, voices_folder())
+def _owners(tenant: str | None) -> tuple[str | None, ...]:
+    """Return whose added voices are looked up, the first one first."""
+    return (None,) if tenant is None else (tenant, None)
+
+
+def _remote(tenant: str | None) -> RemoteVoices | None:
+    """Return the store of the added voices, unless it is a local folder."""
+    url = voices_url(tenant)
+    return None if url is None else remote_voices(url, voices_folder(tenant))
 
 
 def _taken(name: str, *, added: bool) -> VoiceExists:

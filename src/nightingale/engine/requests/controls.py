@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -30,7 +30,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
 }
 SWITCHES: Final = {"normalize": True, "strict": False, "read_code": False, "timestamps": False}
 """Options that are on or off, and their defaults."""
-TEXT_OPTIONS: Final = frozenset({"voice", "language", "seed", "lexicon", *SWITCHES})
+TEXT_OPTIONS: Final = frozenset({"voice", "ssml_voices", "language", "seed", "lexicon", *SWITCHES})
 """Options that are not controls of the model."""
 INTEGERS: Final = frozenset({"top_k", "seed"})
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -41,6 +41,7 @@ class RequestOptions(TypedDict, total=False):
     `show_options` makes the signatures and docstrings of the methods from them: they are declared once."""
 
     voice: Voice | VoiceReference | None
+    ssml_voices: Mapping[str, Voice] | None
     language: str | None
     seed: int | None
     normalize: bool
@@ -61,6 +62,7 @@ class RequestOptions(TypedDict, total=False):
 OPTION_HELP: Final = {
     "voice": "A `Voice`, its name, a voice file, or a clip to clone: a path, bytes, a file object, an `Audio` "
     "or (samples, sample rate). None is the model's own voice.",
+    "ssml_voices": "Voices that SSML may name (docs/text.md), before those of the library; names in lower case.",
     "language": "A language code, for multilingual models.",
     "seed": 'The same text, voice, seed and controls give the same samples: in the profile "exact" always, in '
     "others if the engine runs no other request meanwhile. None draws one.",
@@ -105,6 +107,7 @@ def check_request(request: RequestOptions) -> None:
     """Raise ConfigError for an option of a request that has a wrong type and is not a number."""
     check_types(
         language=(request.get("language"), str | None, "a language code, or None"),
+        ssml_voices=(request.get("ssml_voices"), Mapping | None, "a mapping of names to voices, or None"),
         **{name: (request.get(name, default), bool, "True or False") for name, default in SWITCHES.items()},
     )
 

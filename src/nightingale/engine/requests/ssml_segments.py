@@ -19,6 +19,7 @@ from nightingale.errors import TextError
 from nightingale.text.punctuation import empty_text
 from nightingale.text.ssml import SsmlPart, is_ssml, parse_ssml
 from nightingale.text.unspoken import check_strict
+from nightingale.voices.voice import Voice
 
 Segmenter = Callable[..., Iterator[TextSegment]]
 """Segments a text, given the options of `segment_text`."""
@@ -37,6 +38,10 @@ def segmenter_of(
     checked = TextCheck.of(frontend, request, into=session.warnings)
     plain = partial(checked.segment, max_ids=model.defaults.max_text_ids, speed=session.request.speed)
 
+    def voice_named(name: str) -> Voice:
+        given = request.get("ssml_voices") or {}
+        return voices.resolve(given[name.lower()]) if name.lower() in given else voices.named(name)
+
     def segment(text: str, **options: Any) -> Iterator[TextSegment]:
         if not is_ssml(text):
             return plain(text, **options)
@@ -46,7 +51,7 @@ def segmenter_of(
             check_strict(warnings)
         known = {warning.what for warning in session.warnings}
         session.warnings += [warning for warning in warnings if warning.what not in known]
-        segments = _segment_parts(parts, plain, voices, session, options)
+        segments = _segment_parts(parts, plain, voice_named, session, options)
         checked.chars += len(text)
         return segments
 
@@ -54,12 +59,16 @@ def segmenter_of(
 
 
 def _segment_parts(
-    parts: list[SsmlPart], plain: Segmenter, voices: VoiceResolver, session: Session, options: dict[str, Any]
+    parts: list[SsmlPart],
+    plain: Segmenter,
+    voice_named: Callable[[str], Voice],
+    session: Session,
+    options: dict[str, Any],
 ) -> Iterator[TextSegment]:
     """Return the segments of all parts. A mistake in any of them is found by this call."""
     found: list[Iterator[TextSegment]] = []
     for number, part in enumerate(parts, start=1):
-        voice = None if part.voice is None else voices.named(part.voice)
+        voice = None if part.voice is None else voice_named(part.voice)
         speed = None if part.rate == 1 else _checked_speed(session.request.speed * part.rate)
         own = options if number == len(parts) else {**options, "continues": True}
         own = own if speed is None else {**own, "speed": speed}

@@ -105,6 +105,7 @@ async def add_voice(
     name: Annotated[str, Form(description="1 to 64 of a-z, 0-9, _ and -.")],
     audio: Annotated[UploadFile | None, File(description="A wav, flac, ogg or mp3 clip.")] = None,
     audio_sample: Annotated[UploadFile | None, File(description="Another name for `audio`.")] = None,
+    shared: Annotated[bool, Form(description="For all tenants, with the key of an admin.")] = False,
 ) -> VoiceInfo:
     """Create a voice from a clip and store it. Clone only voices that you are allowed to use."""
     check_uploads(service)
@@ -118,7 +119,7 @@ async def add_voice(
             allowed="a wav, flac, ogg or mp3 file in the field audio",
             fix="For example: curl -F name=anna -F audio=@anna.wav …",
         )
-    return await service.add_voice(name, await clip.read())
+    return await service.add_voice(name, await clip.read(), shared=shared)
 
 
 @router.delete("/v1/audio/voices/{voice_id}", tags=["voices"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import math
 import time
@@ -35,8 +36,11 @@ from nightingale.server.service.speech_streams import (
     OutputFormat,
     SpeechStream,
 )
-from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
+from nightingale.server.service.voice_registry import VoiceInfo
 from nightingale.server.settings import ServerSettings
+from nightingale.server.tenants.tenant_registry import TenantRegistry
+from nightingale.server.tenants.tenant_usage import TenantRequest
+from nightingale.server.tenants.tenant_voices import TenantVoices
 from nightingale.server.tracing import open_tracing
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -64,6 +68,7 @@ class SpeechService:
         self._lexicon = open_lexicon(settings.lexicon)
         self.metrics = ServerMetrics()
         self.tracing = open_tracing(enabled=settings.tracing)
+        self.tenants = TenantRegistry(settings, self.metrics)
         self.model = ModelCard(id=str(settings.model or default_model()))
         self.state = "cold"
         """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
@@ -72,7 +77,7 @@ class SpeechService:
         self.sample_rate_hz = CLOCKS.sample_rate_hz
         self._given_tts = tts
         self._tts: TTS | None = None
-        self._voices = VoiceRegistry(settings)
+        self._voices = TenantVoices(settings, self.tenants)
         self._threads = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="nightingale-service")
         self._encoder_threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="nightingale-encode")
         self._load_lock, self._upload_lock = asyncio.Lock(), asyncio.Lock()
@@ -151,14 +156,22 @@ class SpeechService:
         """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
         self.check_length(len(text))
         request["lexicon"] = self._merged_lexicon(request)
-        stream = await self._open(SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request))
+
+        def submit(tts: TTS, who: Voice | None) -> Session:
+            return tts.open(text, voice=who, ssml_voices=self._voices.by_name(tts), **request)
+
+        stream = await self._open(SpeechStream, voice, submit, chars=len(text))
         self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
         request["lexicon"] = self._merged_lexicon(request)
-        return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
+
+        def submit(tts: TTS, who: Voice | None) -> LiveSession:
+            return tts.session(voice=who, ssml_voices=self._voices.by_name(tts), **request)
+
+        return await self._open(LiveSpeechStream, voice, submit)
 
     async def convert(
         self, recording: bytes | tuple[Samples, int], *, voice: VoiceSpec = None, seed: int | None = None
@@ -204,16 +217,22 @@ class SpeechService:
         """Raise what `session` would raise, without opening one."""
         await self._with_engine(lambda tts: tts.check(voice=self._voices.resolve(voice, tts), **request))
 
-    async def voices(self) -> list[VoiceInfo]:
-        return await self._with_engine(self._voices.entries)
+    async def voices(self, of: str | None = None) -> list[VoiceInfo]:
+        """Return the voices that the tenant may use; `of`: the own ones of another tenant, for an admin."""
+        return await self._with_engine(partial(self._voices.entries, of=of))
 
-    async def add_voice(self, name: str, clip: bytes) -> VoiceInfo:
+    async def add_voice(self, name: str, clip: bytes, *, shared: bool = False) -> VoiceInfo:
         """Create a voice from an uploaded clip. Uploads are processed one at a time: each takes a core."""
-        async with self._upload():
-            return await self._with_engine(partial(self._voices.add, name, clip))
+        with self.tenants.admit():
+            async with self._upload():
+                return await self._with_engine(partial(self._voices.add, name, clip, shared))
 
-    async def remove_voice(self, name: str) -> None:
-        await self._with_engine(partial(self._voices.remove, name))
+    async def remove_voice(self, name: str, of: str | None = None) -> None:
+        await self._with_engine(partial(self._voices.remove, name, of=of))
+
+    async def share_voice(self, name: str, of: str | None = None) -> VoiceInfo:
+        """Give an own voice of the admin, or `of` another tenant, to all tenants."""
+        return await self._with_engine(partial(self._voices.share, name, of=of))
 
     async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
@@ -221,29 +240,34 @@ class SpeechService:
 
     def _stream_closed(self, context: Any, stream: SpeechStream) -> None:
         self.tracing.record_speech(stream.metrics, context, outcome=stream.outcome, voice=stream.voice_name)
+        stream.tenant_request.end(stream.metrics.audio_seconds)
         self._open_streams.discard(stream)
         self.metrics.active -= 1
         self._last_used_s = time.monotonic()
 
     async def _open(
         self,
-        stream_class: Callable[[AnySession, ServerMetrics, OnClose], AnyStream],
+        stream_class: Callable[[AnySession, ServerMetrics, OnClose, TenantRequest], AnyStream],
         voice: VoiceSpec,
         open_engine: Callable[[TTS, Voice | None], AnySession],
+        chars: int = 0,
     ) -> AnyStream:
         self._check_load_queue()
+        tenant_request = self.tenants.admit(chars)
         self.metrics.active += 1
         self._opening += 1
         try:
             opening = self._with_engine(lambda tts: open_engine(tts, self._voices.resolve(voice, tts)))
             session = await open_session(opening)
-        except BaseException:
+        except BaseException as error:
             self.metrics.active -= 1
+            tenant_request.fail(error)
             raise
         finally:
             self._opening -= 1
         context = self.tracing.current()
-        stream = stream_class(session, self.metrics, partial(self._stream_closed, context))
+        closed = partial(self._stream_closed, context)
+        stream = stream_class(session, self.metrics, closed, tenant_request)
         self._open_streams.add(stream)
         return stream
 
@@ -288,7 +312,7 @@ class SpeechService:
                     tts = self._given_tts
                     if tts is None:
                         tts = await self._in_thread(model_loading.load_engine, self.settings)
-                    await self._in_thread(model_loading.warm_up, tts, self._voices)
+                    await self._in_thread(model_loading.warm_up, tts, self._voices.registry)
                 except BaseException:
                     self.state = "failed"
                     raise
@@ -316,7 +340,9 @@ class SpeechService:
             await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
 
     async def _in_thread(self, act: Callable[..., Result], *args: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
+        """Call `act` in a thread, which gets the context of the request, and so its tenant."""
+        run = contextvars.copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run, act, *args)
 
 
 async def get_service(connection: HTTPConnection) -> SpeechService:  # async: FastAPI runs others in threads

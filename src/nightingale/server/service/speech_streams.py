@@ -22,6 +22,7 @@ from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
 from nightingale.server.metrics import ServerMetrics
+from nightingale.server.tenants.tenant_usage import TenantRequest
 from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart, TextWarning, TimedWord
 
 OnClose = Callable[["SpeechStream"], None]
@@ -36,7 +37,10 @@ lock to the engine and waits to get it back, and a whole chunk of frames would d
 class SpeechStream:
     """The audio of one request: an async context manager, and an async iterable of chunks to be read once."""
 
-    def __init__(self, session: Session, counters: ServerMetrics, on_close: OnClose) -> None:
+    def __init__(
+        self, session: Session, counters: ServerMetrics, on_close: OnClose, tenant_request: TenantRequest
+    ) -> None:
+        self.tenant_request = tenant_request
         self.seed = session.request.seed
         self.voice_name = session.request.voice.name
         self._session, self._counters, self._on_close = session, counters, on_close
@@ -100,12 +104,15 @@ class SpeechStream:
 class LiveSpeechStream(SpeechStream):
     """A stream whose text is still being written. The methods are those of the engine's `LiveSession`."""
 
-    def __init__(self, session: LiveSession, counters: ServerMetrics, on_close: OnClose) -> None:
-        super().__init__(session.audio, counters, on_close)
+    def __init__(
+        self, session: LiveSession, counters: ServerMetrics, on_close: OnClose, tenant_request: TenantRequest
+    ) -> None:
+        super().__init__(session.audio, counters, on_close, tenant_request)
         self._live = session
         self.flush, self.end = session.flush, session.end
 
     def push(self, text: str) -> None:
+        self.tenant_request.charge(len(text))
         self._counters.characters.inc(len(text))
         self._live.push(text)
 

@@ -205,7 +205,9 @@ class SpeechTurn(ABC):
         ttfa_ms, seconds = round(self.metrics.ttfa_ms, 1), round(self.metrics.audio_seconds, 3)
         fields = {"outcome": outcome, "ttfa_ms": ttfa_ms, "audio_seconds": seconds}
         # Their number: text does not belong into logs. Wyoming and ElevenLabs' sockets have no place for them.
-        log.info("turn", extra={**fields, "warnings": len(self.warnings)})
+        log.info(
+            "turn", extra={**fields, "warnings": len(self.warnings), **self._service.tenants.log_fields()}
+        )
         with suppress(ClientGone):
             await self.send_end()
 

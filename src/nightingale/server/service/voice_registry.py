@@ -22,6 +22,7 @@ from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
 from nightingale.voices.blend import blend
+from nightingale.voices.home import voices_folder
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -45,13 +46,19 @@ class VoiceInfo(BaseModel):
     builtin: bool
     default: bool
     """True for the voice of requests that name none."""
+    shared: bool
+    """True if all tenants of the server have it; only an admin can delete it."""
     description: str
     created: int
     """Unix time; 0 if it came with the model."""
 
 
 class VoiceRegistry:
-    """Voices for one engine. The methods read files: call them in a thread."""
+    """Voices for one engine. The methods read files: call them in a thread.
+
+    tenant: the name of the folder of the tenant that asks. No method shows or uses the voices of another one; None has
+    only those that all have.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -59,54 +66,71 @@ class VoiceRegistry:
         self._read = lru_cache(CACHE_SIZE)(lambda path, _modified_ns, _size: Voice.load(path))
         self._builtin: list[str] | None = None
 
-    def entries(self, tts: TTS) -> list[VoiceInfo]:
+    def entries(self, tts: TTS, tenant: str | None = None) -> list[VoiceInfo]:
         """Return all voices that the engine can use, the default first."""
         own = tts.default_voice
         found = [
-            self._info(tts, entry.name, entry.provenance, None if entry.builtin else entry.path)
-            for entry in library.entries(tts.voices_folder)
+            self._info(tts, entry.name, entry.provenance, None if entry.builtin else entry.path, entry.tenant)
+            for entry in library.entries(tts.voices_folder, tenant=tenant)
             if entry.family == tts.voice_family
         ]
         if own is not None and own.name not in {voice.id for voice in found}:
             found.append(self._info(tts, own.name, own.provenance, None))
         return sorted(found, key=lambda voice: (not voice.default, voice.id))
 
-    def resolve(self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS) -> Voice | None:
+    def resolve(
+        self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS, tenant: str | None = None
+    ) -> Voice | None:
         """Return the voice for a name, an alias, {"id": name} or a blend; None is the model's own."""
         if isinstance(spec, Voice):
             return spec
         words = spec.get("id") if isinstance(spec, Mapping) else spec
         if words is None or (isinstance(words, str) and words.strip().lower() in ("", DEFAULT)):
-            words = self._settings.voice
+            words, tenant = self._settings.voice, None  # the operator means a voice that all have
         if words is None:
             return None
         if not isinstance(words, str):
             raise invalid_voice(spec)
-        parts = tuple((self._find(name, tts), weight) for name, weight in parse_blend(words))
+        parts = tuple((self._find(name, tts, tenant), weight) for name, weight in parse_blend(words))
         return parts[0][0] if len(parts) == 1 else self._blend(parts)
 
-    def add(self, name: str, clip: bytes, tts: TTS) -> VoiceInfo:
-        """Create a voice from a clip and store it under `name`."""
-        known = {entry.name: entry for entry in library.entries(tts.voices_folder)}
+    def add(self, name: str, clip: bytes, tts: TTS, tenant: str | None = None) -> VoiceInfo:
+        """Create a voice from a clip and store it under `name`, as one of the tenant's own; None: for all."""
+        known = {entry.name: entry for entry in library.entries(tts.voices_folder, tenant=tenant)}
         if (meaning := self._meaning(name, known, tts)) is not None:
             raise VoiceExists(
                 "the name is taken",
                 got=f"{name!r}, which is {meaning}",
                 fix="Choose another, or delete the voice if it was uploaded.",
             )
-        uploaded = sum(not entry.builtin for entry in known.values())
+        uploaded = sum(not entry.builtin and entry.tenant == tenant for entry in known.values())
         if uploaded >= self._settings.max_voices:
             allowed = f"at most {self._settings.max_voices}"
             raise CapacityError("too many voices", allowed=allowed, fix="Delete one, or raise max_voices.")
         voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
         with _storage():
-            path = library.add(name, voice)
-        return self._info(tts, name, voice.provenance, path)
+            path = library.add(name, voice, tenant=tenant)
+        return self._info(tts, name, voice.provenance, path, tenant)
 
-    def remove(self, name: str, tts: TTS) -> None:
-        """Delete an uploaded voice."""
+    def remove(self, name: str, tts: TTS, tenant: str | None = None) -> None:
+        """Delete an uploaded voice of the tenant's own; None: one that all have."""
         with _storage():
-            library.remove(name, tts.voices_folder)
+            library.remove(name, tts.voices_folder, tenant=tenant)
+
+    def is_own(self, name: str, tenant: str | None) -> bool:
+        """Return whether a voice of that name was uploaded by the tenant, or for all if that is None."""
+        path = library.locate(name, tenant=tenant)
+        return path is not None and path.parent == voices_folder(tenant)
+
+    def share(self, name: str, tts: TTS, tenant: str) -> VoiceInfo:
+        """Give a voice of a tenant's own to all; raise VoiceExists if all have one of that name."""
+        if not self.is_own(name, tenant):
+            raise VoiceNotFound("no such voice of the tenant", got=repr(name[:80]))
+        voice = Voice.load(library.find(name, tts.voices_folder, tenant=tenant))
+        with _storage():
+            path = library.add(name, voice)
+            library.remove(name, tts.voices_folder, tenant=tenant)
+        return self._info(tts, name, voice.provenance, path)
 
     def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
         """Describe what a name, perhaps one of OpenAI's or Kokoro's, means already; None if it is free."""
@@ -121,7 +145,9 @@ class VoiceRegistry:
         other = resolve_alias(name, self._builtin_names(tts))
         return None if other is None else f"another name of {other}"
 
-    def _info(self, tts: TTS, name: str, description: str, uploaded: Path | None) -> VoiceInfo:
+    def _info(
+        self, tts: TTS, name: str, description: str, uploaded: Path | None, tenant: str | None = None
+    ) -> VoiceInfo:
         own = tts.default_voice
         return VoiceInfo(
             id=name,
@@ -129,15 +155,17 @@ class VoiceRegistry:
             language=tts.languages[0] if len(tts.languages) == 1 else None,
             languages=list(tts.languages),
             builtin=uploaded is None,
-            default=name == (self._settings.voice or (own.name if own else None)),
+            default=tenant is None and name == (self._settings.voice or (own.name if own else None)),
+            shared=tenant is None,
             description=description,
             created=0 if uploaded is None else _modified(uploaded),
         )
 
-    def _find(self, name: str, tts: TTS) -> Voice:
+    def _find(self, name: str, tts: TTS, tenant: str | None) -> Voice:
         own = tts.default_voice
-        name = self._settings.voice_aliases.get(name, name)
-        if (path := library.locate(name, tts.voices_folder)) is not None:
+        if name in self._settings.voice_aliases:  # the operator means a voice that all have
+            name, tenant = self._settings.voice_aliases[name], None
+        if (path := library.locate(name, tts.voices_folder, tenant=tenant)) is not None:
             return self._load(path)
         own_name = None if own is None else own.name
         target = name if name == own_name else resolve_alias(name, self._builtin_names(tts))
@@ -145,7 +173,7 @@ class VoiceRegistry:
             raise VoiceNotFound(
                 "no such voice",
                 got=repr(name),
-                allowed=", ".join(voice.id for voice in self.entries(tts)) or "none yet",
+                allowed=", ".join(voice.id for voice in self.entries(tts, tenant)) or "none yet",
                 fix="See GET /v1/audio/voices, or add one with POST.",
             )
         if own is not None and target == own_name:
@@ -171,7 +199,12 @@ class VoiceRegistry:
             status = path.stat()
         except OSError as error:  # removed since it was located
             raise VoiceNotFound("no such voice", got=repr(path.stem)) from error
-        return self._read(path, status.st_mtime_ns, status.st_size)
+        try:
+            return self._read(path, status.st_mtime_ns, status.st_size)
+        except VoiceError as error:  # its message has the path of the file
+            log.error("a voice file cannot be read", extra={"error": str(error)})
+            fix = "Delete it and add it again."
+            raise VoiceError("the file of the voice is damaged", got=repr(path.stem), fix=fix) from error
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text
 from nightingale.server.service.voice_registry import VoiceInfo
+from nightingale.server.tenants.tenant_registry import Access, acting_as
 
 MAX_CLIENTS: Final = 128
 MAX_LINE_BYTES: Final = 1 << 16
@@ -42,6 +43,7 @@ IDLE_TIMEOUT_S: Final = 600.0
 async def serve_wyoming(service: SpeechService, uri: str) -> AsyncIterator[asyncio.Server]:
     """Serve Wyoming while the context is open."""
     host, port = parse_wyoming(uri, insecure=service.settings.insecure)
+    tenant = service.settings.wyoming_tenant
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +54,9 @@ async def serve_wyoming(service: SpeechService, uri: str) -> AsyncIterator[async
         assert task is not None
         clients.add(task)
         task.add_done_callback(clients.discard)
-        with suppress(asyncio.CancelledError):  # the server is closing; asyncio.streams would log an error
+        access = None if tenant is None else Access(tenant=tenant)
+        # CancelledError: the server is closing; asyncio.streams would log an error.
+        with suppress(asyncio.CancelledError), acting_as(access):
             await WyomingConnection(service, reader, writer).run()
 
     server = await asyncio.start_server(serve, host, port, limit=MAX_LINE_BYTES)
