@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
@@ -30,20 +31,24 @@ SECRET = "The password is swordfish."
 @pytest.fixture
 def traced(
     small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[LiveServer, Callable[[], dict[str, Any]]]]:
-    """Return a server, and a function that returns the spans it has recorded since, by name."""
+) -> Iterator[tuple[LiveServer, Callable[..., dict[str, Any]]]]:
+    """Return a server, and a function that waits for the spans of these names and returns all that were recorded."""
     exporter, provider = in_memory.InMemorySpanExporter(), sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
     tracing = Tracing(provider.get_tracer("test"))
     monkeypatch.setattr("nightingale.server.service.speech_service.open_tracing", lambda enabled: tracing)
 
-    def spans() -> dict[str, Any]:
-        found = {span.name: span for span in exporter.get_finished_spans()}
-        exporter.clear()
+    def spans(*names: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + 30
+        found: dict[str, Any] = {}
+        # A span ends after its response was sent.
+        while not found.keys() >= set(names) and time.monotonic() < deadline_s:
+            found = {span.name: span for span in exporter.get_finished_spans()}
+            time.sleep(0.01)
         return found
 
     with small() as tts, live_server(tts, tracing=True) as running:
-        spans()
+        exporter.clear()
         yield running, spans
 
 
@@ -57,7 +62,7 @@ def test_a_request_has_a_span_for_its_speech_and_each_phase(traced: tuple[LiveSe
     server, spans = traced
     answer = speak(server, traceparent=f"00-{TRACE}-{CALLER}-01")
     assert answer.status_code == 200
-    found = spans()
+    found = spans("POST /v1/audio/speech", "speech")
     request, speech = found["POST /v1/audio/speech"], found["speech"]
     assert f"{request.context.trace_id:032x}" == TRACE, "the caller's trace is continued"
     assert f"{request.parent.span_id:016x}" == CALLER
@@ -78,7 +83,7 @@ def test_a_refused_request_has_a_span_without_speech(traced: tuple[LiveServer, A
     server, spans = traced
     HTTP.post(f"{server.http}/v1/audio/speech", json={"input": "", "voice": "default"})
     HTTP.get(f"{server.http}/nothing")
-    found = spans()
+    found = spans("POST /v1/audio/speech", "GET other")
     assert set(found) == {"POST /v1/audio/speech", "GET other"}
     assert found["POST /v1/audio/speech"].attributes["http.response.status_code"] == 400
 
