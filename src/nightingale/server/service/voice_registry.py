@@ -22,7 +22,7 @@ from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
 from nightingale.voices.blend import blend
-from nightingale.voices.home import voices_folder
+from nightingale.voices.home import builtin_folder, voices_folder
 from nightingale.voices.traits import BUILTIN_TRAITS, VoiceTraits
 from nightingale.voices.voice import Voice
 
@@ -155,7 +155,7 @@ class VoiceRegistry:
     ) -> VoiceInfo:
         own = tts.default_voice
         # A model's folder may have voices of the same names that sound differently.
-        is_package = uploaded is None and tts.voices_folder is None
+        is_package = uploaded is None and tts.voices_folder in (None, builtin_folder())
         traits = BUILTIN_TRAITS.get(name, VoiceTraits()) if is_package else VoiceTraits()
         return VoiceInfo(
             id=name,

@@ -7,9 +7,9 @@ const NARROW = "(max-width: 560px)"; // a phone, as in css/layout.css
 
 export class Stats {
   constructor() {
-    const details = byId("numbers");
-    details.open = storage.get("numbers", !matchMedia(NARROW).matches);
-    byId("numbers-title").addEventListener("click", () => storage.set("numbers", !details.open)); // before it toggles
+    const details = byId("developers");
+    details.open = storage.get("developers", !matchMedia(NARROW).matches);
+    byId("developers-title").addEventListener("click", () => storage.set("developers", !details.open)); // before it toggles
     this.clear();
   }
 
