@@ -6,30 +6,40 @@ const ORDINALS = new Intl.PluralRules("en", { type: "ordinal" });
 const SUFFIXES = { one: "st", two: "nd", few: "rd", other: "th" };
 
 export class QueueStatus {
-  #announced = 0; // the position that was announced last
+  #position = 0;
+  #startsMs = null; // when its turn is expected; null if that is not known
+  #timer = 0;
 
   /** announce: called with a sentence when the position has changed. */
   constructor(announce) {
     this.announce = announce;
   }
 
-  /** Show {position, estimated_wait_s}, of which the time may be null. */
+  /** Show {position, estimated_wait_s}, of which the time may be null, and count the time down. */
   show({ position, estimated_wait_s: waitSeconds }) {
-    const text = describe(position, waitSeconds);
-    byId("queue-status").textContent = text;
+    const isNew = position !== this.#position;
+    this.#position = position;
+    this.#startsMs = Number.isFinite(waitSeconds) ? performance.now() + 1000 * waitSeconds : null;
+    clearInterval(this.#timer);
+    this.#timer = setInterval(() => this.#write(), 1000);
+    this.#write();
     byId("queue-status").hidden = false;
-    if (position !== this.#announced) this.announce(`${text}.`);
-    this.#announced = position;
+    if (isNew) this.announce(`${byId("queue-status").textContent}.`);
   }
 
   clear() {
+    clearInterval(this.#timer);
     byId("queue-status").hidden = true;
-    this.#announced = 0;
+    this.#position = 0;
+  }
+
+  #write() {
+    const place = this.#position > 0 ? `${ordinal(this.#position)} in line` : "Next in line";
+    const seconds = Math.max(1, Math.round((this.#startsMs - performance.now()) / 1000));
+    byId("queue-status").textContent = this.#startsMs === null ? place : `${place}, about ${seconds} s`;
   }
 }
 
-function describe(position, waitSeconds) {
-  const place = position > 0 ? `${position}${SUFFIXES[ORDINALS.select(position)]} in line` : "Next in line";
-  if (waitSeconds === null || waitSeconds === undefined) return place;
-  return `${place}, about ${Math.max(1, Math.round(waitSeconds))} s`;
+function ordinal(number) {
+  return number + SUFFIXES[ORDINALS.select(number)];
 }
