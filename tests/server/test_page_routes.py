@@ -1,4 +1,4 @@
-"""What the page asks besides the public API: limits, traits of voices, the text of files, and audio files."""
+"""The routes behind the page: limits, traits of voices, the text of files, and files of audio."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class VoiceTraits(NamedTuple):
-    """How a voice sounds; None where it is not known."""
+    """The gender and the accent of a voice, each None where it is not known."""
 
     gender: str | None = None
     accent: str | None = None
