@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from browser.page_watcher import Server, eventually
 from browser.scripted_speech import script_speech, send_counting, wait_for_request, wait_for_state
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -16,9 +17,7 @@ TEXT = "zero one two three four five six seven eight nine ten eleven"
 SECONDS = 12
 
 
-@pytest.fixture
-def paused(page: Page) -> Page:
-    """The page with twelve seconds of audio, paused near its beginning."""
+def pause_after_start(page: Page) -> None:
     page.fill("#text", TEXT)
     script_speech(page)
     page.click("#speak")
@@ -27,6 +26,12 @@ def paused(page: Page) -> Page:
     wait_for_state(page, "playing")
     page.click("#pause")
     page.wait_for_selector('#pause[title="Resume"]')
+
+
+@pytest.fixture
+def paused(page: Page) -> Page:
+    """The page with twelve seconds of audio, paused near its beginning."""
+    pause_after_start(page)
     return page
 
 
@@ -120,6 +125,20 @@ def test_stopped_audio_goes_on_where_it_was(paused: Page) -> None:
     paused.click("#pause")
     wait_for_state(paused, "playing")
     assert position(paused) >= 5
+
+
+def test_a_finger_drags_the_position(browser: Browser, server: Server) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(server.url)
+    page.wait_for_selector("#voices input", state="attached")
+    pause_after_start(page)
+    touches = context.new_cdp_session(page)
+    for kind, second in (("touchStart", 1.5), ("touchMove", 3.5), ("touchMove", 7.5), ("touchEnd", None)):
+        points = [] if second is None else [dict(zip("xy", at(page, second / SECONDS), strict=True))]
+        touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    eventually(lambda: (position(page), spoken(page)), (7, "seven"))
+    context.close()
 
 
 def test_nothing_can_be_sought_before_there_is_audio(page: Page) -> None:

@@ -265,6 +265,7 @@ function showError(error) {
   const wait = error.retryMs ? ` Try again in ${(error.retryMs / 1000).toFixed(1)} s.` : "";
   byId("error-text").textContent = sentence(error.message) + wait;
   byId("error").hidden = false;
+  byId("error").scrollIntoView({ block: "nearest" });
 }
 
 function sentence(message) {
