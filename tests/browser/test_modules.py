@@ -233,6 +233,32 @@ def test_queue_counts_no_underrun_when_it_is_sought_past_what_was_received(page:
     assert underruns == [10, 0, True]
 
 
+def test_long_text_is_scrolled_to_the_present_word(page: Page) -> None:
+    visible = call(
+        page,
+        "ui/spoken_text",
+        """
+        const view = new m.SpokenText(), spoken = document.getElementById("spoken");
+        const text = Array.from({ length: 500 }, (_, i) => `word${i}`).join(" ");
+        let at = 0;
+        const words = text.split(" ").map((word, i) => {
+            const timed = { word, start: i, end: i + 1, text_start: at, text_end: at + word.length };
+            at += word.length + 1;
+            return timed;
+        });
+        view.show(text, words);
+        const found = [];
+        for (const second of [0, 250, 499, 3]) {
+            view.highlight(second);
+            const [word, box] = [spoken.querySelector(".active"), spoken].map((e) => e.getBoundingClientRect());
+            found.push(word.top >= box.top - 1 && word.bottom <= box.bottom + 1);
+        }
+        return found;
+        """,
+    )
+    assert visible == [True] * 4
+
+
 @pytest.mark.parametrize(
     ("queued", "shown"),
     [

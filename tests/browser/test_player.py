@@ -127,6 +127,20 @@ def test_stopped_audio_goes_on_where_it_was(paused: Page) -> None:
     assert position(paused) >= 5
 
 
+def test_the_words_are_followed_in_their_box_and_the_page_stays_where_it_is(paused: Page) -> None:
+    paused.set_viewport_size({"width": 320, "height": 400})
+    scrolled = paused.evaluate(
+        """() => {
+            scrollTo(0, document.documentElement.scrollHeight);
+            document.getElementById("pause").click();
+            return scrollY;
+        }"""
+    )
+    assert scrolled > 200
+    eventually(lambda: paused.text_content("#spoken .active") not in ("zero", "one"), True)
+    assert paused.evaluate("scrollY") == scrolled
+
+
 def test_a_finger_drags_the_position(browser: Browser, server: Server) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = context.new_page()

@@ -55,6 +55,7 @@ def test_an_epub_is_opened_by_chapters(page: Page, book: Path) -> None:
     page.set_input_files("#open-file", book)
     assert chapters(page) == ["one", "two"]
     assert page.inner_text("#document-title") == "The Sea & the Storm"
+    assert page.text_content("#announcer") == "The Sea & the Storm, 2 parts."
     assert page.input_value("#text").startswith(f"One\n\n{PARAGRAPH}\n\n")
     page.select_option("#chapter", label="two")
     assert page.input_value("#text") == "Two\n\nIt stopped."

@@ -58,6 +58,7 @@ const documents = new Documents({
   read: (file) => api.bookText(file),
   use: setText,
   limit: () => length.limit,
+  announce,
   showError,
 });
 let model = null; // the entry of GET /v1/models, once it was requested
@@ -112,10 +113,10 @@ async function loadChoices() {
     model = models[0]; // the others are aliases of it
     length.limit = model.max_input_chars;
     showChoices(known);
-    history.showFormats(await api.formats());
     showTags(model, (tag) => insertTag(text, tag));
     byId("notice").textContent = model.notice ? sentence(model.notice) : "";
     byId("notice").hidden = !model.notice;
+    history.showFormats(await api.formats());
   } catch (error) {
     showError(error);
   }

@@ -12,7 +12,7 @@ export function isDocument(file) {
 export class Documents {
   #parts = []; // {title, text}, each short enough for one request
 
-  /** actions: read(file) -> the book, use(text), limit() -> characters of one request, showError(error). */
+  /** actions: read(file) -> the book, use(text), limit() -> characters of one request, announce(message), showError(error). */
   constructor(actions) {
     this.actions = actions;
     byId("open-file").addEventListener("change", (event) => {
@@ -27,11 +27,14 @@ export class Documents {
   }
 
   async open(file) {
+    this.actions.announce("Reading the file.");
     try {
       const book = await this.actions.read(file);
       const parts = book.chapters.flatMap((chapter) => splitChapter(chapter, this.actions.limit()));
-      this.#show(book.title || file.name, parts);
+      const title = book.title || file.name;
+      this.#show(title, parts);
       this.#use();
+      this.actions.announce(parts.length > 1 ? `${title}, ${parts.length} parts.` : `${title}.`);
     } catch (error) {
       this.actions.showError(error);
     }
