@@ -107,6 +107,15 @@ def test_audio_is_encoded_in_every_format_of_the_server(server: LiveServer) -> N
             assert np.abs(samples.astype(int) - TONE).max() <= 1
 
 
+def test_a_full_disk_is_told_without_a_path(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    answer = HTTP.post(f"{server.http}/v1/audio/encode?response_format=mp3", content=TONE.tobytes())
+    assert answer.status_code == 507
+    assert str(tmp_path) not in answer.text
+
+
 @pytest.mark.parametrize(
     ("query", "data"), [("mp3", b""), ("mp3", b"x"), ("avi", b"xx"), ("", b"xx"), ("/../a.mp3", b"xx")]
 )

@@ -5,6 +5,7 @@ They are not in /openapi.json. Both take an upload, so they wait for their turn 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Final
@@ -17,11 +18,12 @@ from starlette.responses import Response
 from nightingale.audio.encoders.recording import FILE_FORMATS, check_output, save
 from nightingale.book.reading import read_book_bytes
 from nightingale.clocks import CLOCKS
-from nightingale.errors import BadReference, ConfigError
+from nightingale.errors import BadReference, CapacityError, ConfigError, OutputError
 from nightingale.server.service.speech_service import Service
 from nightingale.types import AudioChunk
 
 router = APIRouter(include_in_schema=False)
+log = logging.getLogger("nightingale.server")
 
 MAX_TEXT_BYTES: Final = 8 << 20
 """All text of a file, with its markup: parsing takes time that other requests need. The Bible has 4 MB."""
@@ -78,10 +80,16 @@ def _encode(pcm: bytes, name: str) -> bytes:
     if not pcm or len(pcm) % 2:
         raise BadReference("these are no 16-bit samples", got=f"{len(pcm)} bytes")
     samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32767)
-    with TemporaryDirectory() as folder:  # encoders return to the header, to write the length
-        path = Path(folder) / f"speech.{name}"
-        save(path, AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz))
-        return path.read_bytes()
+    try:
+        with TemporaryDirectory() as folder:  # encoders return to the header, to write the length
+            path = Path(folder) / f"speech.{name}"
+            save(path, AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz))
+            return path.read_bytes()
+    except (OutputError, OSError) as error:
+        log.error("audio cannot be encoded", extra={"error": str(error)})
+        raise CapacityError(
+            "the server cannot encode audio now", fix="Ask its operator: the server's log has the cause."
+        ) from error
 
 
 def _can_write(suffix: str) -> bool:
