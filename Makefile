@@ -65,6 +65,7 @@ judges: $(BIN)/python ## get the recognizers and quality models that score speec
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium and npm)
 	$(PIP) -e '.[browser]'
 	npm install --silent --no-save --prefix examples/browser onnxruntime-web
+	npm install --silent --no-save --prefix tests/browser axe-core@4
 	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
 contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own

@@ -48,6 +48,11 @@ LOW_CONTRAST = """() => {
     return low;
 }"""
 
+# The focus of a hidden input is shown by its label or its row.
+FOCUS_IS_VISIBLE = """() => ["*", "label", ".voice"]
+    .map((selector) => document.activeElement.closest(selector))
+    .some((node) => node && getComputedStyle(node).outlineStyle === "solid" && node.offsetWidth > 2)"""
+
 
 @pytest.fixture
 def full(page: Page) -> Page:
@@ -56,6 +61,7 @@ def full(page: Page) -> Page:
         page.fill("#text", text)
         page.click("#speak")
         eventually(page.locator(".entry").count, count)
+    page.wait_for_selector('body[data-state="idle"]')
     return page
 
 
@@ -113,6 +119,23 @@ def test_all_controls_are_reachable_by_keyboard(full: Page) -> None:
         reached.add(full.evaluate("document.activeElement.id || document.activeElement.title"))
     wanted = {"speak", "copy-curl", "add-voice", "control-speed", "seed", "theme", "clear-history"}
     assert wanted | {"Play", "Reuse this text", "Download as WAV", "Delete"} <= reached
+
+
+def test_the_focus_is_visible_and_moves_in_reading_order(full: Page) -> None:
+    wanted = [
+        "text", "speak", "open-file", "convert", "pause", "seek", "developers-title", "copy-curl",
+        "copy-python", "add-voice", "control-speed", "seed", "share-link", "format", "clear-history",
+    ]  # fmt: skip
+    full.focus("#theme")
+    reached = []
+    for _ in range(60):
+        full.keyboard.press("Tab")
+        if full.evaluate("document.activeElement === document.body"):
+            break  # after the last one
+        reached.append(full.evaluate("document.activeElement.id"))
+        if reached[-1] != "text":  # whose line below is coloured
+            assert full.evaluate(FOCUS_IS_VISIBLE), full.evaluate("document.activeElement.outerHTML")
+    assert [name for name in reached if name in wanted] == wanted
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -181,3 +181,134 @@ def test_spoken_text_highlights_the_present_word(page: Page) -> None:
         """,
     )
     assert (shown, active, hidden) == ("🐦 Dr. $5.50", "$5.50", True)
+
+
+def test_queue_plays_any_part_again_and_stops_while_paused(page: Page) -> None:
+    played, reports = call(
+        page,
+        "audio/sample_queue",
+        """
+        const reports = [];
+        const queue = new m.SampleQueue(10, (report) => reports.push(report));
+        const pull = (count) => { const out = new Float32Array(count); queue.fill(out); return [...out]; };
+        queue.handle({ type: "start", epoch: 1 });
+        for (const samples of [[1, 2, 3], [4], [5, 6, 7, 8]]) {
+            queue.handle({ type: "push", samples: Float32Array.from(samples) });
+        }
+        const played = [pull(2)];
+        queue.handle({ type: "pause", on: true });
+        played.push(pull(2));
+        queue.handle({ type: "seek", sample: 3, epoch: 2 });
+        queue.handle({ type: "pause", on: false });
+        played.push(pull(3));
+        queue.handle({ type: "end" });
+        played.push(pull(4));                                     // to the end
+        queue.handle({ type: "seek", sample: 1, epoch: 3 });
+        played.push(pull(2));                                     // and again
+        queue.handle({ type: "stop" });
+        played.push(pull(2));
+        return [played, reports];
+        """,
+    )
+    assert played == [[1, 2], [0, 0], [4, 5, 6], [7, 8, 0, 0], [2, 3], [0, 0]]
+    assert [(one["epoch"], one["playedSamples"], one["done"]) for one in reports] == [
+        (1, 2, False), (2, 6, False), (2, 8, True), (3, 3, False),
+    ]  # fmt: skip
+
+
+def test_queue_counts_no_underrun_when_it_is_sought_past_what_was_received(page: Page) -> None:
+    underruns = call(
+        page,
+        "audio/sample_queue",
+        """
+        let last = null;
+        const queue = new m.SampleQueue(100, (report) => (last = report));
+        queue.handle({ type: "start", epoch: 1 });
+        queue.handle({ type: "push", samples: new Float32Array(10) });
+        queue.handle({ type: "seek", sample: 999, epoch: 2 });
+        queue.fill(new Float32Array(10));
+        return [last.playedSamples, last.underruns, last.waiting];
+        """,
+    )
+    assert underruns == [10, 0, True]
+
+
+def test_long_text_is_scrolled_to_the_present_word(page: Page) -> None:
+    visible = call(
+        page,
+        "ui/spoken_text",
+        """
+        const view = new m.SpokenText(), spoken = document.getElementById("spoken");
+        const text = Array.from({ length: 500 }, (_, i) => `word${i}`).join(" ");
+        let at = 0;
+        const words = text.split(" ").map((word, i) => {
+            const timed = { word, start: i, end: i + 1, text_start: at, text_end: at + word.length };
+            at += word.length + 1;
+            return timed;
+        });
+        view.show(text, words);
+        const found = [];
+        for (const second of [0, 250, 499, 3]) {
+            view.highlight(second);
+            const [word, box] = [spoken.querySelector(".active"), spoken].map((e) => e.getBoundingClientRect());
+            found.push(word.top >= box.top - 1 && word.bottom <= box.bottom + 1);
+        }
+        return found;
+        """,
+    )
+    assert visible == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("queued", "shown"),
+    [
+        ({"position": 1, "estimated_wait_s": 0.2}, "1st in line, about 1 s"),
+        ({"position": 2, "estimated_wait_s": None}, "2nd in line"),
+        ({"position": 3, "estimated_wait_s": 4.2}, "3rd in line, about 4 s"),
+        ({"position": 12, "estimated_wait_s": 61}, "12th in line, about 61 s"),
+        ({"position": 0}, "Next in line"),
+    ],
+)
+def test_place_in_the_queue_is_told_in_words(page: Page, queued: dict[str, Any], shown: str) -> None:
+    script = "const told = []; const view = new m.QueueStatus((text) => told.push(text));"
+    script += (
+        "view.show(x); view.show(x); return [document.getElementById('queue-status').textContent, told];"
+    )
+    text, told = call(page, "ui/queue_status", script, queued)
+    assert text == shown
+    assert told in ([f"{shown}."], []), "the same place is announced once"
+
+
+def test_long_chapters_are_divided_between_paragraphs_sentences_or_words(page: Page) -> None:
+    def split(text: str, limit: int) -> list[str]:
+        found = call(
+            page, "ui/documents", "return m.splitChapter(...x);", [{"title": "T", "text": text}, limit]
+        )
+        assert all(len(part["text"]) <= limit for part in found)
+        count = len(found)
+        titles = ["T"] if count == 1 else [f"T, part {i + 1} of {count}" for i in range(count)]
+        assert [part["title"] for part in found] == titles
+        return [part["text"] for part in found]
+
+    assert split("One.\n\nTwo.", 100) == ["One.\n\nTwo."]
+    assert split("One.\n\nTwo.\n\nThree.", 10) == ["One.\n\nTwo.", "Three."]
+    assert split("It is one. It is two. It is three.", 23) == ["It is one. It is two.", "It is three."]
+    assert split("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "read"),
+    [
+        ("", None),
+        ("#", None),
+        ("#section", None),
+        ("#key=secret&api_key=x", None),
+        ("#voice=emma", {"voice": "emma", "text": None, "controls": {}}),
+        (
+            "#speed=1.5&seed=0&temperature=warm&language=de&text=a%26b%20c+d",
+            {"voice": None, "text": "a&b c d", "controls": {"speed": 1.5, "seed": 0, "language": "de"}},
+        ),
+    ],
+)
+def test_settings_are_read_from_a_link(page: Page, fragment: str, read: dict[str, Any] | None) -> None:
+    assert call(page, "ui/share", "return m.readShared(x);", fragment) == read

@@ -42,8 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": BASE | {"text", "audio", "voices", "hub", "models", "wren", "decoding", "backends"},
     "compat": BASE | {"text", "voices", "decoding", "engine"},
     "export": BASE | {"text", "audio", "voices", "models", "decoding", "backends", "engine"},
-    "server": BASE | {"audio", "voices", "backends", "engine"},
     "book": BASE | {"text", "audio", "voices", "engine"},
+    "server": BASE | {"audio", "voices", "backends", "engine", "book"},
     "ray": BASE | {"text", "audio", "voices", "engine", "server", "book"},
     "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "export", "server", "book", "ray"},
 }

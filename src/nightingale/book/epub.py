@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from nightingale.book.document import (
     Book,
@@ -36,9 +37,12 @@ MIN_HEADINGS = 3
 """A table of contents with one entry is not used if at least so many documents have headings."""
 
 
-def read_epub(path: Path) -> Book:
-    """Return the book in an EPUB file. Raise TextError if it cannot be read or has no text."""
-    with EpubArchive(path) as archive:
+def read_epub(path: Path, file: BinaryIO | None = None, *, max_text_bytes: int | None = None) -> Book:
+    """Return the book in an EPUB file. Raise TextError if it cannot be read or has no text.
+
+    With `file`, the book is read from there, and `path` only names it.
+    """
+    with EpubArchive(path, file, max_text_bytes=max_text_bytes) as archive:
         opf = _find_package(archive, path)
         package = read_package(archive.read_text(opf) or "", opf)
         notes: list[str] = []

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import unquote
 
 from nightingale.book.document import MAX_TEXT_BYTES, decode_text
@@ -33,11 +33,14 @@ _READ_ERRORS: Final = (
 class EpubArchive:
     """An open EPUB. Use it as a context manager."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the archive; raise TextError if it is none, or is protected."""
+    def __init__(
+        self, path: Path, file: BinaryIO | None = None, *, max_text_bytes: int | None = None
+    ) -> None:
+        """Open the archive; raise TextError if it is none, or is protected. With `file`, `path` only names it."""
         self._path, self._read_bytes = path, 0
+        self._max_text_bytes = MAX_TEXT_BYTES if max_text_bytes is None else max_text_bytes
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(file or path)
         except _READ_ERRORS as error:
             raise broken_epub(path, f"not a zip archive ({error})") from error
         members = self._zip.infolist()
@@ -79,8 +82,8 @@ class EpubArchive:
         except _READ_ERRORS:
             return None
         self._read_bytes += len(data)
-        if self._read_bytes > MAX_TEXT_BYTES + MAX_IMAGE_BYTES:
-            raise broken_epub(self._path, f"more than {MAX_TEXT_BYTES} bytes of text")
+        if self._read_bytes > self._max_text_bytes + MAX_IMAGE_BYTES:
+            raise broken_epub(self._path, f"more than {self._max_text_bytes} bytes of text")
         return data if len(data) <= max_bytes else None
 
     def read_text(self, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -61,15 +62,7 @@ def read_book(path: Path) -> Book:
         ConfigError: No reader knows the suffix.
         TextError: The file cannot be read, is damaged or protected, or has no text.
     """
-    suffix = path.suffix.lower()
-    if suffix != ".epub" and suffix not in READERS:
-        raise ConfigError(
-            "not a kind of book",
-            got=path.name,
-            allowed=", ".join((".epub", *READERS)),
-            fix="Convert the book to EPUB first, for example with Calibre.",
-            param="book",
-        )
+    suffix = _check_suffix(path)
     try:
         if not path.is_file():
             raise FileNotFoundError(2, "no such file")
@@ -80,10 +73,36 @@ def read_book(path: Path) -> Book:
     except OSError as error:
         got = f"{path}: {error.strerror or error}"
         raise TextError("the book cannot be read", got=got, fix="Check the path.") from error
-    if len(data) > MAX_TEXT_BYTES:
-        raise TextError(
-            "the book is too long", got=f"more than {MAX_TEXT_BYTES} bytes", fix="Split it into volumes."
+    return _read_text_book(data, path, MAX_TEXT_BYTES)
+
+
+def read_book_bytes(data: bytes, name: str, *, max_text_bytes: int = MAX_TEXT_BYTES) -> Book:
+    """Return the book in the contents of a file whose name is `name`. Raise what `read_book` raises."""
+    path = Path(Path(name.replace("\\", "/")).name)
+    if _check_suffix(path) == ".epub":
+        return read_epub(path, io.BytesIO(data), max_text_bytes=max_text_bytes)
+    return _read_text_book(data, path, max_text_bytes)
+
+
+def _check_suffix(path: Path) -> str:
+    """Return the suffix in lower case; raise ConfigError if no reader knows it."""
+    suffix = path.suffix.lower()
+    if suffix != ".epub" and suffix not in READERS:
+        raise ConfigError(
+            "not a kind of book",
+            got=path.name,
+            allowed=", ".join((".epub", *READERS)),
+            fix="Convert the book to EPUB first, for example with Calibre.",
+            param="book",
         )
-    book = READERS[suffix](decode_text(data), path.stem)
+    return suffix
+
+
+def _read_text_book(data: bytes, path: Path, max_text_bytes: int) -> Book:
+    if len(data) > max_text_bytes:
+        raise TextError(
+            "the book is too long", got=f"more than {max_text_bytes} bytes", fix="Split it into volumes."
+        )
+    book = READERS[path.suffix.lower()](decode_text(data), path.stem)
     check_has_text(book.chapters, path)
     return book

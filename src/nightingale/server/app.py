@@ -24,7 +24,7 @@ from nightingale.server.service.speech_service import Service, SpeechService, lo
 from nightingale.server.settings import ServerSettings
 from nightingale.server.tenants import tenant_routes
 from nightingale.server.tracing import trace_requests
-from nightingale.server.web import web_routes
+from nightingale.server.web import page_routes, web_routes
 
 EXPOSED_HEADERS = [
     "X-Request-Id",
@@ -79,6 +79,7 @@ def create_app(
     app.include_router(web_routes.docs_router)
     if settings.page:
         app.include_router(web_routes.router)
+        app.include_router(page_routes.router)
     # The last one added is the outermost.
     app.add_middleware(answer_head)
     app.add_middleware(limit_bodies, settings=settings)

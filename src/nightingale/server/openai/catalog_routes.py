@@ -50,8 +50,13 @@ def check_model(name: str, service: SpeechService) -> None:
         )
 
 
+def model_card(service: SpeechService, name: str) -> ModelCard:
+    """Describe the loaded model under one of its names, with the limits of this server."""
+    return service.model.model_copy(update={"id": name, "max_input_chars": service.settings.max_text_chars})
+
+
 def model_cards(service: SpeechService) -> list[ModelCard]:
-    return [service.model.model_copy(update={"id": name}) for name in model_names(service)]
+    return [model_card(service, name) for name in model_names(service)]
 
 
 @router.get("/v1/models", tags=["models"])
@@ -72,7 +77,7 @@ async def get_model(model_id: str, service: Service) -> ModelCard:
     """Describe the model under one of its names."""
     if model_id not in model_names(service):
         raise HttpError(404, f"No model {model_id!r} is loaded.", "model_not_found", "model")
-    return service.model.model_copy(update={"id": model_id})
+    return model_card(service, model_id)
 
 
 class VoiceList(BaseModel):

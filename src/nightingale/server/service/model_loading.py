@@ -51,6 +51,8 @@ class ModelCard(BaseModel):
     """A remark that must be shown to the user."""
     times_words: bool = False
     """True if timestamps="word" is available."""
+    max_input_chars: int | None = None
+    """The longest text of one request."""
 
     @classmethod
     def describe(cls, tts: TTS) -> ModelCard:

@@ -196,6 +196,11 @@ class SpeechService:
         finally:
             self._pending_uploads -= 1
 
+    async def process_upload(self, act: Callable[..., Result], *args: Any) -> Result:
+        """Call `act` in a thread when it is this upload's turn; raise QueueFull if too many wait."""
+        async with self._upload():
+            return await self._in_thread(act, *args)
+
     def _merged_lexicon(self, request: Mapping[str, Any]) -> Lexicon:
         return self._lexicon.merged(open_lexicon(request.get("lexicon")))
 

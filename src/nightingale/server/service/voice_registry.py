@@ -22,7 +22,8 @@ from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
 from nightingale.voices.blend import blend
-from nightingale.voices.home import voices_folder
+from nightingale.voices.home import builtin_folder, voices_folder
+from nightingale.voices.traits import BUILTIN_TRAITS, VoiceTraits
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -49,6 +50,10 @@ class VoiceInfo(BaseModel):
     shared: bool
     """True if all tenants of the server have it; only an admin can delete it."""
     description: str
+    gender: str | None
+    """"female" or "male", if known."""
+    accent: str | None
+    """Such as "British", if known."""
     created: int
     """Unix time; 0 if it came with the model."""
 
@@ -149,6 +154,9 @@ class VoiceRegistry:
         self, tts: TTS, name: str, description: str, uploaded: Path | None, tenant: str | None = None
     ) -> VoiceInfo:
         own = tts.default_voice
+        # A model's folder may have voices of the same names that sound differently.
+        is_package = uploaded is None and tts.voices_folder in (None, builtin_folder())
+        traits = BUILTIN_TRAITS.get(name, VoiceTraits()) if is_package else VoiceTraits()
         return VoiceInfo(
             id=name,
             name=name,
@@ -158,6 +166,8 @@ class VoiceRegistry:
             default=tenant is None and name == (self._settings.voice or (own.name if own else None)),
             shared=tenant is None,
             description=description,
+            gender=traits.gender,
+            accent=traits.accent,
             created=0 if uploaded is None else _modified(uploaded),
         )
 

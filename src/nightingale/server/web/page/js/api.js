@@ -48,9 +48,27 @@ export class Api {
     await this.#call(`v1/audio/voices/${encodeURIComponent(id)}`, { method: "DELETE" });
   }
 
-  /** The response of POST /v1/audio/speech, its body still streaming: PCM, or events with PCM and words if timed. */
+  /** The text of a file by chapters: {title, author, chapters: [{title, text}]}. */
+  async bookText(file) {
+    const body = new FormData();
+    body.set("file", file, file.name);
+    return (await this.#call("v1/books/text", { method: "POST", body })).json();
+  }
+
+  /** The names of the formats of `encode`. */
+  async formats() {
+    return (await this.#call("v1/audio/encode")).json();
+  }
+
+  /** A file of that format from a Blob of 16-bit PCM at 24 kHz. */
+  async encode(pcm, format) {
+    const path = `v1/audio/encode?response_format=${encodeURIComponent(format)}`;
+    return (await this.#call(path, { method: "POST", body: pcm })).blob();
+  }
+
+  /** The response of POST /v1/audio/speech, its body still streaming: events with PCM, and with words if timed. */
   speech(request, signal, timed) {
-    const events = timed ? { stream_format: "sse", timestamps: "word" } : {};
+    const events = { stream_format: "sse", ...(timed && { timestamps: "word" }) };
     return this.#call("v1/audio/speech", {
       method: "POST",
       headers: { "Content-Type": "application/json" },

@@ -11,13 +11,19 @@ const MIN_SAVED_SECONDS = 0.3;
 export class Playback {
   #utterance = null;
   #session = 0; // number of what is played; asynchronous steps of an older one stop when it differs
+  #state = "idle";
+  #peaks = null; // of the audio that can be played
+  #positionSeconds = 0;
+  #paused = false;
+  #scrubbing = false; // the user is choosing a position
 
   /**
    * waveform, stats, spoken: the views to update. onState: called with "idle", "waiting" (no audio yet), "speaking" (audio is
-   * still being received) or "playing" (all of it was received).
+   * still being received) or "playing" (all of it was received). onPosition: called when the position, the duration or
+   * whether it is paused has changed. onQueued: called with {position, estimated_wait_s} while a request waits.
    */
-  constructor({ api, waveform, stats, spoken, onState }) {
-    Object.assign(this, { api, waveform, stats, spoken, onState });
+  constructor({ api, waveform, stats, spoken, onState, onPosition, onQueued }) {
+    Object.assign(this, { api, waveform, stats, spoken, onState, onPosition, onQueued });
     this.player = new Player((report) => this.#onReport(report));
     this.sampleRateHz = EXPECTED_RATE_HZ;
   }
@@ -26,10 +32,28 @@ export class Playback {
     return this.#utterance;
   }
 
+  get isPlaying() {
+    return !this.#paused && (this.#state === "speaking" || this.#state === "playing");
+  }
+
+  get isPaused() {
+    return this.#paused;
+  }
+
+  get positionSeconds() {
+    return this.#positionSeconds;
+  }
+
+  /** The audio received so far; 0 while there is none. */
+  get durationSeconds() {
+    return this.#peaks?.seconds ?? 0;
+  }
+
   /** Speak a request until its end or until stopped. Returns an entry for the history, or null if it is too short. */
   async speak(request, options) {
     const session = this.#begin("waiting");
-    const utterance = new Utterance(request, options);
+    const onQueued = (queued) => session === this.#session && this.onQueued(queued);
+    const utterance = new Utterance(request, { ...options, onQueued });
     this.#utterance = utterance;
     this.stats.clear();
     const opening = this.player.open(EXPECTED_RATE_HZ); // at once: browsers require it right after the click
@@ -42,15 +66,15 @@ export class Playback {
           await this.#openPlayer(utterance.sampleRateHz);
           if (session !== this.#session) break;
           peaks = new Peaks(utterance.sampleRateHz);
-          this.waveform.show(peaks);
-          this.spoken.show(request.input);
-          this.onState("speaking");
+          this.#show(peaks, request.input);
+          this.#setState("speaking");
         }
         peaks.add(samples);
         this.player.push(samples);
         this.stats.showUtterance(utterance);
         this.spoken.update(utterance.words);
         this.waveform.draw();
+        this.onPosition();
       }
     } catch (error) {
       if (session === this.#session) this.stop();
@@ -61,7 +85,7 @@ export class Playback {
       this.#utterance = null;
       if (peaks) {
         this.player.end();
-        this.onState("playing");
+        this.#setState("playing");
       } else this.stop();
     }
     return utterance.seconds >= MIN_SAVED_SECONDS ? historyEntry(utterance, peaks) : null;
@@ -70,39 +94,104 @@ export class Playback {
   /** Play an entry of the history. */
   async replay(entry) {
     const samples = new PcmReader().floats(new Uint8Array(await entry.pcm.arrayBuffer()));
-    const session = this.#begin("playing");
-    await this.#openPlayer(entry.sampleRateHz);
-    if (session !== this.#session) return;
-    this.waveform.show(new Peaks(entry.sampleRateHz, entry.peaks));
-    this.spoken.show(entry.text, entry.words);
-    this.#play(samples);
+    const peaks = new Peaks(entry.sampleRateHz, entry.peaks);
+    await this.#play(samples, peaks, entry.text, entry.words);
   }
 
   /** Play samples that are not an utterance, such as a reference clip. */
   async playClip(samples, sampleRateHz) {
-    const session = this.#begin("playing");
-    await this.#openPlayer(sampleRateHz);
-    if (session === this.#session) this.#play(samples.slice());
+    const peaks = new Peaks(sampleRateHz);
+    peaks.add(samples);
+    await this.#play(samples.slice(), peaks, "");
   }
 
+  /** End the request and the playback. What was received stays and can be played again. */
   stop() {
-    this.#begin("idle");
+    this.#abandon();
+    this.player.stop();
+    this.#setPaused(false);
+    this.#setState("idle");
   }
 
-  #play(samples) {
+  /** Go on at this time. It stays paused if it was. */
+  seek(seconds) {
+    this.#scrubbing = false;
+    if (!this.#peaks) return;
+    const limited = Math.max(0, Math.min(seconds, this.durationSeconds));
+    this.player.seek(Math.round(limited * this.sampleRateHz));
+    this.#showPosition(limited);
+    if (this.#state === "idle") {
+      this.player.pause(false);
+      this.#setState("playing");
+    }
+  }
+
+  /** Show a time that the user may choose, while the audio goes on; null: none was chosen. */
+  scrub(seconds) {
+    this.#scrubbing = seconds !== null;
+    if (this.#scrubbing) this.#showPosition(Math.max(0, Math.min(seconds, this.durationSeconds)));
+  }
+
+  /** Pause, resume or, after the end, play again. */
+  togglePause() {
+    if (this.#state === "idle") {
+      this.seek(this.#positionSeconds < this.durationSeconds ? this.#positionSeconds : 0);
+    } else if (this.#peaks) {
+      this.player.pause(!this.#paused);
+      this.#setPaused(!this.#paused);
+    }
+  }
+
+  async #play(samples, peaks, text, words) {
+    const session = this.#begin("playing");
+    await this.#openPlayer(peaks.sampleRateHz);
+    if (session !== this.#session) return;
+    this.#show(peaks, text, words);
     this.player.push(samples);
     this.player.end();
+    this.onPosition();
   }
 
-  /** Stop what is playing, and return the number of the new session. */
+  /** Stop what is playing and drop it, and return the number of the new session. */
   #begin(state) {
+    this.#abandon();
+    this.player.start();
+    this.#show(null, "");
+    this.#setPaused(false);
+    this.#setState(state);
+    return this.#session;
+  }
+
+  /** Abort the request, if one is running. */
+  #abandon() {
     this.#utterance?.stop();
     this.#utterance = null;
-    this.player.start();
-    this.spoken.show("");
     this.#session += 1;
+  }
+
+  #show(peaks, text, words) {
+    this.#peaks = peaks;
+    this.#positionSeconds = 0;
+    this.waveform.show(peaks);
+    this.spoken.show(text, words);
+  }
+
+  #showPosition(seconds) {
+    this.#positionSeconds = seconds;
+    this.waveform.playedSeconds = seconds;
+    this.spoken.highlight(seconds);
+    this.onPosition();
+  }
+
+  #setState(state) {
+    this.#state = state;
     this.onState(state);
-    return this.#session;
+    this.onPosition();
+  }
+
+  #setPaused(paused) {
+    this.#paused = paused;
+    this.onPosition();
   }
 
   async #openPlayer(sampleRateHz) {
@@ -112,10 +201,10 @@ export class Playback {
   }
 
   #onReport({ playedSamples, bufferedSamples, waiting, done }) {
-    this.waveform.playedSeconds = playedSamples / this.sampleRateHz;
-    this.spoken.highlight(playedSamples / this.sampleRateHz);
+    if (this.#state === "idle") return; // sent before it was stopped
+    if (!this.#scrubbing) this.#showPosition(playedSamples / this.sampleRateHz);
     this.stats.showBuffer(bufferedSamples / this.sampleRateHz, waiting);
-    if (done) this.onState("idle");
+    if (done) this.#setState("idle");
   }
 }
 

@@ -34,6 +34,21 @@ export class Player {
     this.#send?.({ type: "start", epoch: this.#epoch });
   }
 
+  /** Go on at this sample of the utterance. */
+  seek(sample) {
+    this.#epoch += 1;
+    this.#send?.({ type: "seek", sample, epoch: this.#epoch });
+  }
+
+  pause(on) {
+    this.#send?.({ type: "pause", on });
+  }
+
+  /** Fall silent, and keep what was received: `seek` and `pause(false)` play it again. */
+  stop() {
+    this.#send?.({ type: "stop" });
+  }
+
   push(samples) {
     this.#send({ type: "push", samples });
   }

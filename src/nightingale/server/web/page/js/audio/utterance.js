@@ -18,10 +18,12 @@ export class Utterance {
   #parts = [];
   #abort = new AbortController();
 
-  /** timed: ask for the times of words, which not every model has. */
-  constructor(request, { timed = false } = {}) {
-    this.request = request;
-    this.timed = timed;
+  /**
+   * timed: ask for the times of words, which not every model has. onQueued: called with {position, estimated_wait_s}
+   * while the request waits.
+   */
+  constructor(request, { timed = false, onQueued = () => {} } = {}) {
+    Object.assign(this, { request, timed, onQueued });
     this.startedMs = performance.now();
   }
 
@@ -43,7 +45,7 @@ export class Utterance {
       this.sampleRateHz = Number(response.headers.get("X-Sample-Rate")) || DEFAULT_RATE_HZ;
       const reader = new PcmReader();
       const parts = readChunks(response.body);
-      for await (const bytes of this.timed ? this.#readEvents(parts) : parts) {
+      for await (const bytes of this.request.recording ? parts : this.#readEvents(parts)) {
         const floats = reader.floats(bytes);
         this.#record(bytes, floats.length);
         if (floats.length) yield floats;
@@ -53,10 +55,11 @@ export class Utterance {
     }
   }
 
-  /** Yield the audio of server-sent events, and keep their words. */
+  /** Yield the audio of server-sent events, keep their words, and report the place in the queue. */
   async *#readEvents(parts) {
     for await (const event of readEvents(parts)) {
       if (event.type === "speech.audio.delta") yield Uint8Array.from(atob(event.audio), (byte) => byte.charCodeAt(0));
+      else if (event.type === "speech.queued") this.onQueued(event);
       else if (event.type === "speech.audio.words") this.words.push(...event.words);
       else if (event.type === "speech.audio.done") this.srt = event.srt;
       else if (event.type === "error") throw new ApiError(0, event.error.message);

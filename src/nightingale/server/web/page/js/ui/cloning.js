@@ -1,4 +1,4 @@
-// The dialog that creates a voice from a clip: dropped anywhere on the page, chosen, or recorded.
+// The dialog that creates a voice from a clip: dropped on the page, chosen, or recorded.
 
 import { MAX_SECONDS, readClip } from "../audio/clip.js";
 import { wavFromFloats } from "../audio/pcm.js";
@@ -31,7 +31,12 @@ export class Cloning {
       showStatus: (message, isError) => this.#showStatus(message, isError),
     });
     this.dialog.addEventListener("close", () => this.recording.cancel());
-    this.#acceptDrops();
+  }
+
+  /** Take a clip that was dropped. */
+  take(file) {
+    if (!this.dialog.open) this.open();
+    this.#load(file);
   }
 
   open() {
@@ -40,26 +45,6 @@ export class Cloning {
     this.#showStatus("");
     this.#refresh();
     this.dialog.showModal();
-  }
-
-  #acceptDrops() {
-    const holdsFile = (event) => event.dataTransfer?.types.includes("Files");
-    document.addEventListener("dragover", (event) => {
-      if (!holdsFile(event)) return;
-      event.preventDefault();
-      document.body.classList.add("dropping");
-    });
-    document.addEventListener("dragleave", (event) => {
-      if (!event.relatedTarget) document.body.classList.remove("dropping");
-    });
-    document.addEventListener("drop", (event) => {
-      document.body.classList.remove("dropping");
-      if (!holdsFile(event)) return;
-      event.preventDefault();
-      if (event.target.closest?.("dialog") && !this.dialog.open) return; // another dialog takes it
-      if (!this.dialog.open) this.open();
-      this.#load(event.dataTransfer.files[0]);
-    });
   }
 
   async #load(file) {

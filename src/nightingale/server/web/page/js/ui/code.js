@@ -1,6 +1,6 @@
 // The dialog that shows the request as code.
 
-import { byId } from "./dom.js";
+import { byId, copyText } from "./dom.js";
 import { asCurl, asPython } from "./snippets.js";
 
 const KINDS = { curl: asCurl, python: asPython };
@@ -30,14 +30,6 @@ export class Code {
   }
 
   async #copy() {
-    let status = "Copied.";
-    try {
-      await navigator.clipboard.writeText(byId("code-text").textContent);
-    } catch {
-      // There is no clipboard without https: select the text instead.
-      getSelection().selectAllChildren(byId("code-text"));
-      status = "Selected: press Ctrl+C to copy.";
-    }
-    byId("code-copied").textContent = status;
+    byId("code-copied").textContent = await copyText(byId("code-text"));
   }
 }

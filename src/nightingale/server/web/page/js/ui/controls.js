@@ -21,10 +21,9 @@ export class Controls {
     byId("language").addEventListener("change", () => this.#changed());
   }
 
-  /** model: an entry of GET /v1/models. */
-  show(model) {
+  /** model: an entry of GET /v1/models. saved: values by name; by default those of the last visit. */
+  show(model, saved = storage.get("controls", {})) {
     const offered = model.controls ?? DEFAULT_CONTROLS;
-    const saved = storage.get("controls", {});
     this.#sliders.clear();
     const names = Object.keys(KNOWN).filter((name) => name in offered);
     byId("sliders").replaceChildren(...names.map((name) => this.#row(name, offered[name], saved[name])));

@@ -46,6 +46,18 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** Copy the text of an element, and return a sentence about it. */
+export async function copyText(node) {
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+    return "Copied.";
+  } catch {
+    // There is no clipboard without https: select the text instead.
+    getSelection().selectAllChildren(node);
+    return "Selected: press Ctrl+C to copy.";
+  }
+}
+
 /** JSON values in local storage. Browsers that forbid storage are tolerated. */
 export const storage = {
   get(name, fallback) {

@@ -2,18 +2,24 @@
 
 import { wavFile } from "../audio/pcm.js";
 import { Peaks } from "../audio/peaks.js";
-import { byId, download, element, iconButton, setIcon } from "./dom.js";
+import { byId, download, element, iconButton, setIcon, storage } from "./dom.js";
 import { drawPeaks } from "./waveform.js";
 
 const LABEL_CHARS = 40; // of a text, in the labels of its buttons
+const OWN_FORMAT = "wav"; // written here; the server encodes the others
+const ENCODED_RATE_HZ = 24000; // of audio that the server encodes
 
 export class History {
-  /** actions: play(entry), reuse(entry). */
+  /** actions: play(entry), reuse(entry), encode(pcm, format) -> Promise<Blob>, showError(error). */
   constructor(store, actions) {
     this.store = store;
     this.actions = actions;
     this.list = byId("history");
     byId("clear-history").addEventListener("click", () => this.#clear());
+    byId("format").addEventListener("change", () => {
+      storage.set("format", byId("format").value);
+      this.show();
+    });
     new ResizeObserver(() => this.draw()).observe(this.list);
     this.show();
   }
@@ -23,11 +29,20 @@ export class History {
     this.show();
   }
 
+  /** Offer these formats for downloads. */
+  showFormats(formats) {
+    const names = [...new Set([OWN_FORMAT, ...formats])];
+    byId("format").replaceChildren(...names.map((name) => element("option", { value: name }, name.toUpperCase())));
+    const chosen = storage.get("format", OWN_FORMAT);
+    byId("format").value = names.includes(chosen) ? chosen : OWN_FORMAT;
+    this.show();
+  }
+
   show() {
     const entries = this.store.entries;
     this.list.replaceChildren(...entries.map((entry) => this.#row(entry)));
     byId("history-empty").hidden = entries.length > 0;
-    byId("clear-history").hidden = entries.length === 0;
+    byId("history-tools").hidden = entries.length === 0;
     byId("history-not-saved").hidden = this.store.isPersistent;
     this.draw();
   }
@@ -66,11 +81,28 @@ export class History {
         "div",
         { class: "entry-actions" },
         iconButton("reuse", "Reuse this text", label, () => this.actions.reuse(entry)),
-        iconButton("download", "Download as WAV", label, () => save(entry)),
+        iconButton("download", `Download as ${this.#formatOf(entry).toUpperCase()}`, label, () => this.#save(entry)),
         ...(entry.srt ? [iconButton("captions", "Download captions (SRT)", label, () => saveCaptions(entry))] : []),
         iconButton("remove", "Delete", label, () => this.#delete(entry)),
       ),
     );
+  }
+
+  #formatOf(entry) {
+    return entry.sampleRateHz === ENCODED_RATE_HZ ? byId("format").value || OWN_FORMAT : OWN_FORMAT;
+  }
+
+  async #save(entry) {
+    const format = this.#formatOf(entry);
+    try {
+      const file =
+        format === OWN_FORMAT
+          ? wavFile(entry.pcm, entry.pcm.size, entry.sampleRateHz)
+          : await this.actions.encode(entry.pcm, format);
+      download(file, `${fileName(entry)}.${format}`);
+    } catch (error) {
+      this.actions.showError(error);
+    }
   }
 
   async #delete(entry) {
@@ -97,10 +129,6 @@ function facts(entry) {
   ]
     .filter(Boolean)
     .join(" · ");
-}
-
-function save(entry) {
-  download(wavFile(entry.pcm, entry.pcm.size, entry.sampleRateHz), `${fileName(entry)}.wav`);
 }
 
 function saveCaptions(entry) {

@@ -43,8 +43,15 @@ export class SpokenText {
     if (active === this.#active) return;
     this.#marks[this.#active]?.classList.remove("active");
     this.#marks[active]?.classList.add("active");
-    this.#marks[active]?.scrollIntoView({ block: "nearest" });
     this.#active = active;
+    if (active >= 0) this.#scrollTo(this.#marks[active]);
+  }
+
+  /** Show a word if the text is longer than its box. The page itself is not scrolled: the user may look elsewhere. */
+  #scrollTo(mark) {
+    const top = mark.offsetTop - this.view.offsetTop;
+    const { scrollTop, clientHeight } = this.view;
+    if (top < scrollTop || top + mark.offsetHeight > scrollTop + clientHeight) this.view.scrollTop = top;
   }
 
   #slice(start, end) {

@@ -1,11 +1,15 @@
 // Live statistics of an utterance, measured in the browser.
 
-import { byId } from "./dom.js";
+import { byId, storage } from "./dom.js";
 
 const EMPTY = "–";
+const NARROW = "(max-width: 560px)"; // a phone, as in css/layout.css
 
 export class Stats {
   constructor() {
+    const details = byId("developers");
+    details.open = storage.get("developers", !matchMedia(NARROW).matches);
+    byId("developers-title").addEventListener("click", () => storage.set("developers", !details.open)); // before it toggles
     this.clear();
   }
 

@@ -47,6 +47,7 @@ export class Voices {
     const name = voice.name ?? voice.id;
     const preview = iconButton("play", "Play", name, () => this.actions.preview(voice.id));
     preview.dataset.preview = voice.id;
+    const traits = [voice.accent, voice.gender].filter(Boolean).join(" · ");
     const row = element(
       "div",
       { class: voice.builtin === false ? "voice own" : "voice" },
@@ -55,6 +56,7 @@ export class Voices {
         { title: voice.description || null },
         element("input", { type: "radio", name: "voice", value: voice.id }),
         element("span", { class: "voice-name" }, name),
+        ...(traits ? [" ", element("small", { class: "voice-traits" }, traits)] : []),
       ),
       preview,
     );

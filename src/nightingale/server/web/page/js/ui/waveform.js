@@ -6,6 +6,7 @@ const BAR_PX = 3;
 const GAP_PX = 2;
 const WINDOW_SECONDS = 6; // shorter audio does not fill the width
 const MIN_HEIGHT_PX = 2;
+const PLAYHEAD_PX = 2;
 
 export class Waveform {
   #peaks = null;
@@ -30,14 +31,24 @@ export class Waveform {
     this.draw();
   }
 
+  /** The time at a horizontal position of the window; it may lie outside of the audio. */
+  secondsAt(clientX) {
+    const { left, width } = this.canvas.getBoundingClientRect();
+    return ((clientX - left) / width) * this.#seconds;
+  }
+
+  get #seconds() {
+    return Math.max(WINDOW_SECONDS, this.#peaks?.seconds ?? 0);
+  }
+
   /** Draw at the next frame, at most once per frame. */
   draw() {
     if (this.#drawing) return;
     this.#drawing = true;
     requestAnimationFrame(() => {
       this.#drawing = false;
-      const seconds = Math.max(WINDOW_SECONDS, this.#peaks?.seconds ?? 0);
-      drawBars(this.canvas, this.#peaks ?? new Peaks(1), seconds, this.#playedSeconds);
+      drawBars(this.canvas, this.#peaks ?? new Peaks(1), this.#seconds, this.#playedSeconds);
+      if (this.#peaks) drawPlayhead(this.canvas, this.#playedSeconds / this.#seconds);
     });
   }
 }
@@ -46,6 +57,14 @@ export class Waveform {
 export function drawPeaks(canvas, peaks) {
   const loudest = peaks.values.reduce((max, peak) => Math.max(max, peak), 0.01);
   drawBars(canvas, peaks, peaks.seconds, 0, loudest);
+}
+
+/** Draw a line at a part of the width, 0 to 1. */
+function drawPlayhead(canvas, part) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = getComputedStyle(canvas).getPropertyValue("--wave-played");
+  pen.fillRect(Math.min(part * width, width - PLAYHEAD_PX), 0, PLAYHEAD_PX, height);
 }
 
 /** Draw bars over `seconds`; the first `playedSeconds` were played. A peak of `loudest` fills the height. */
