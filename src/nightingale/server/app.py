@@ -31,6 +31,8 @@ EXPOSED_HEADERS = [
     "Server-Timing",
     "X-Sample-Rate",
     "X-Seed",
+    "X-Queue-Position",
+    "X-Queue-Wait-Ms",
     "Retry-After",
     "Retry-After-Ms",
 ]

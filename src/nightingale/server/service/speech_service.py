@@ -279,6 +279,7 @@ class SpeechService:
         error = QueueFull(
             "the model is being loaded, and too many requests wait for it", allowed=f"at most {limit}"
         )
+        error.position = self._opening + 1
         if self._load_s is not None:
             error.retry_after_s = self._load_began_s + self._load_s - time.monotonic()
         raise error
