@@ -15,7 +15,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server.elevenlabs import conversion_routes, elevenlabs_routes, timestamp_routes
+from nightingale.server.elevenlabs import (
+    account_routes,
+    conversion_routes,
+    elevenlabs_routes,
+    timestamp_routes,
+)
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
 from nightingale.server.middleware import answer_head, check_access, limit_bodies, log_requests
 from nightingale.server.openai import caption_routes, catalog_routes, speech_routes
@@ -72,6 +77,7 @@ def create_app(
         catalog_routes,
         speech_socket,
         elevenlabs_routes,
+        account_routes,
         timestamp_routes,
         conversion_routes,
         tenant_routes,

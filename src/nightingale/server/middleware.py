@@ -29,7 +29,7 @@ log = logging.getLogger("nightingale.server")
 
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Requested every few seconds, so they are logged at DEBUG."""
-UPLOAD_PATHS: Final = ("/v1/audio/voices", "/v1/speech-to-speech/")
+UPLOAD_PATHS: Final = ("/v1/audio/voices", "/v1/voices/add", "/v1/speech-to-speech/")
 """The path of an upload, and the beginning of those of recordings that are converted."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status, in logs and counters only: the client disconnected before the first byte was sent."""
@@ -239,9 +239,9 @@ def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         if "content-length" in headers and "transfer-encoding" in headers:  # proxies may read another length
             await TWO_LENGTHS(scope, receive, send)
             return
-        voices, recordings = UPLOAD_PATHS
+        *voices, recordings = UPLOAD_PATHS
         path = route_path(scope)
-        is_upload = scope["method"] == "POST" and (path == voices or path.startswith(recordings))
+        is_upload = scope["method"] == "POST" and (path in voices or path.startswith(recordings))
         limit = settings.max_upload_bytes if is_upload else settings.max_body_bytes
         length = headers.get("content-length", "0")
         # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.

@@ -9,10 +9,10 @@ from fastapi import APIRouter, File, Form, UploadFile
 from starlette.responses import Response
 
 from nightingale.errors import BadReference
-from nightingale.server.elevenlabs.elevenlabs_routes import Options, output_body
+from nightingale.server.elevenlabs.elevenlabs_routes import Options, request_body
 from nightingale.server.openai.speech_routes import RESPONSES, SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import SpeechStream
+from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
 from nightingale.types import Samples
 
 router = APIRouter(tags=["elevenlabs"])
@@ -36,8 +36,8 @@ async def speech_to_speech(
     """Speak the words of a recording in another voice, with its timing. Other fields are ignored."""
     contents = await audio.read()
     recording = contents if file_format == "other" else _from_pcm(contents)
-    body = output_body(options, input="", seed=seed)
-    return ConversionResponse(body, service, recording, bit_rate=options.output.bit_rate)
+    body = request_body(options, input="", seed=seed)
+    return ConversionResponse(body, service, recording, output=options.output)
 
 
 class ConversionResponse(SpeechResponse):
@@ -49,9 +49,9 @@ class ConversionResponse(SpeechResponse):
         service: SpeechService,
         recording: bytes | tuple[Samples, int],
         *,
-        bit_rate: int | None,
+        output: OutputFormat,
     ) -> None:
-        super().__init__(body, service, bit_rate=bit_rate)
+        super().__init__(body, service, output=output)
         self._recording = recording
 
     async def _open(self) -> SpeechStream:

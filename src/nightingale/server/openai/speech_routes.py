@@ -137,14 +137,16 @@ async def create_speech(body: SpeechBody, request: Request, service: Service) ->
 class SpeechResponse(Response):
     """Streams the audio of one request, as bytes or as server-sent events."""
 
-    def __init__(self, body: SpeechBody, service: SpeechService, *, bit_rate: int | None = None) -> None:
-        """bit_rate: bits per second, for lossy formats."""
+    def __init__(
+        self, body: SpeechBody, service: SpeechService, *, output: OutputFormat | None = None
+    ) -> None:
+        """output: the encoding, if it is not that of the body."""
         super().__init__()
         self._speech, self._service = body, service
         rate_hz = service.sample_rate_hz if body.sample_rate is None else body.sample_rate
-        self._output = OutputFormat(body.response_format, rate_hz, bit_rate)
+        self._output = OutputFormat(body.response_format, rate_hz) if output is None else output
         self._sse, self._started = body.stream_format == "sse", False
-        self._media_type = "text/event-stream" if self._sse else FORMATS[body.response_format].media_type
+        self._media_type = "text/event-stream" if self._sse else FORMATS[self._output.codec].media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         speaking = asyncio.create_task(self._speak(scope["state"], send))
@@ -163,7 +165,7 @@ class SpeechResponse(Response):
     async def _speak(self, state: dict[str, Any], send: Send) -> None:
         body, log_fields = self._speech, state["log_fields"]
         async with await self._open() as stream:
-            log_fields |= {"chars": len(body.input), "format": body.response_format}
+            log_fields |= {"chars": len(body.input), "format": self._output.codec}
             log_fields["voice"] = stream.voice_name
             report = partial(self._report_place, send, stream)
             try:
