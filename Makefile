@@ -25,7 +25,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity upstream-env judges browser contract cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test nightly check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,11 +67,19 @@ browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's c
 	npm install --silent --no-save --prefix examples/browser onnxruntime-web
 	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
-contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
+CONTRACT := tests/contract/requirements
+CONTRACT_PIP := .venv-contract/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+
+contract: ## try other projects' clients (OpenAI, ElevenLabs, LiveKit, Pipecat), in an environment of their own
 	$(PYTHON) -m venv .venv-contract
-	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 -e '.[server,wyoming]'
-	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
+	$(CONTRACT_PIP) -c $(CONTRACT).lock -r $(CONTRACT).in -e '.[server,wyoming]'
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
+
+contract-lock: ## renew the versions that `make contract` installs (tests/contract/requirements.lock); then run it
+	$(PYTHON) -m venv --clear .venv-contract
+	$(CONTRACT_PIP) -r $(CONTRACT).in -e '.[server,wyoming]'
+	.venv-contract/bin/python tools/lock_versions.py > $(CONTRACT).lock.new
+	mv $(CONTRACT).lock.new $(CONTRACT).lock
 
 cluster: ## try replicas, faults and batches on a real Ray, in an environment of its own (0.9 GB)
 	$(PYTHON) -m venv .venv-cluster

@@ -9,21 +9,21 @@ from fastapi import APIRouter, File, Form, UploadFile
 from starlette.responses import Response
 
 from nightingale.errors import BadReference
-from nightingale.server.elevenlabs.elevenlabs_routes import Options, request_body
-from nightingale.server.openai.speech_routes import RESPONSES, SpeechBody, SpeechResponse
+from nightingale.server.elevenlabs.elevenlabs_routes import AUDIO_ROUTE, Options, request_body
+from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
 from nightingale.types import Samples
 
-router = APIRouter(tags=["elevenlabs"])
+router = APIRouter()
 
 PCM_RATE_HZ = 16_000
 
 FileFormat = Literal["other", "pcm_s16le_16"]
 
 
-@router.post("/v1/speech-to-speech/{voice_id}", response_class=Response, responses=RESPONSES)
-@router.post("/v1/speech-to-speech/{voice_id}/stream", response_class=Response, responses=RESPONSES)
+@router.post("/v1/speech-to-speech/{voice_id}", **AUDIO_ROUTE)
+@router.post("/v1/speech-to-speech/{voice_id}/stream", **AUDIO_ROUTE)
 async def speech_to_speech(
     options: Options,
     service: Service,

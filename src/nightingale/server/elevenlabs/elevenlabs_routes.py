@@ -18,10 +18,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from nightingale.audio.encoders.streaming import FORMATS
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.elevenlabs.character_alignment import CharacterAligner, socket_alignment
 from nightingale.server.http_errors import http_error
-from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
+from nightingale.server.openai.speech_routes import BINARY, SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import SpeechTurn, check_text
@@ -43,6 +44,18 @@ OUTPUT_FORMATS: Final = (
     *("ulaw_8000", "alaw_8000"),
 )
 """Codec, sample rate, and kilobits per second for lossy codecs."""
+_MEDIA_TYPES: Final = [FORMATS[codec].media_type for codec in ("mp3", "pcm", "wav", "opus", "ulaw", "alaw")]
+AUDIO_ROUTE: Final[dict[str, Any]] = {
+    "tags": ["elevenlabs"],
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "Audio while it is rendered, in the format of the query parameter output_format.",
+            "content": dict.fromkeys(_MEDIA_TYPES, BINARY),
+        }
+    },
+}
+"""The arguments of a route that answers with audio."""
 DEFAULT_FORMAT: Final = "mp3_44100_128"
 MIN_INACTIVITY_S: Final = 5.0
 
@@ -201,8 +214,8 @@ class TextBody(BaseModel):
     voice_settings: dict[str, Any] | None = None
 
 
-@router.post("/v1/text-to-speech/{voice_id}", tags=["elevenlabs"], response_class=Response)
-@router.post("/v1/text-to-speech/{voice_id}/stream", tags=["elevenlabs"], response_class=Response)
+@router.post("/v1/text-to-speech/{voice_id}", **AUDIO_ROUTE)
+@router.post("/v1/text-to-speech/{voice_id}/stream", **AUDIO_ROUTE)
 async def text_to_speech(options: Options, body: TextBody, service: Service) -> Response:
     """Speak a text; the audio streams."""
     return SpeechResponse(speech_body(options, body), service, output=options.output)

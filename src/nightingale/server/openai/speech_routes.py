@@ -28,6 +28,7 @@ from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.catalog_routes import check_model
+from nightingale.server.openai.speech_events import EVENT_STREAM, encode_event
 from nightingale.server.service.queue_reports import queued_event, with_queue_reports
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
@@ -45,15 +46,13 @@ REQUEST_FIELDS = {
 }  # fmt: skip
 """Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
-EVENT_DATA: Final = {"type": "string", "contentMediaType": "application/json"}
-EVENTS: Final = {"schema": {"type": "object", "required": ["data"], "properties": {"data": EVENT_DATA}}}
-"""The schema of one event: OpenAPI before 3.2 has no schema of a whole stream."""
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "Audio while it is rendered; with stream_format=sse, the events speech.audio.delta "
-        "(base64), speech.audio.segments or speech.audio.words (if requested) and speech.audio.done.",
-        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENTS},
+        "description": "Audio while it is rendered; with stream_format=sse, events: speech.queued (if the "
+        "request has to wait), speech.audio.delta (base64), speech.audio.segments or speech.audio.words (if "
+        "requested) and speech.audio.done.",
+        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENT_STREAM},
     },
 }
 
@@ -183,7 +182,7 @@ class SpeechResponse(Response):
                 log_fields["failed"] = type(error).__name__
                 log.error("speech failed", extra={"request_id": state["request_id"], "error": str(error)})
                 if self._sse:
-                    await self._send(send, _body(_event("error", **http_error(error).envelope)))
+                    await self._send(send, _body(encode_event("error", **http_error(error).envelope)))
             finally:
                 log_fields |= metrics_json(stream.metrics)
 
@@ -191,7 +190,7 @@ class SpeechResponse(Response):
         """Send the place in the queue as an event. Other responses start with their first audio."""
         if self._sse:
             await self._send_start(send, stream)
-            await self._send(send, _body(_event(**queued_event(place)), more=True))
+            await self._send(send, _body(encode_event(**queued_event(place)), more=True))
 
     async def _open(self) -> SpeechStream:
         return await self._service.open(self._speech.input, **self._speech.request())
@@ -202,12 +201,12 @@ class SpeechResponse(Response):
         async for timings, data in self._service.open_encoder(self._output).encode(stream):
             if timings.segments and self._speech.timestamps == "segment":
                 segments = [each.model_dump() for each in timings.segments]
-                yield _event("speech.audio.segments", segments=segments)
+                yield encode_event("speech.audio.segments", segments=segments)
             if timings.words and self._sse:
                 words += timings.words
-                yield _event("speech.audio.words", words=words_json(timings.words))
+                yield encode_event("speech.audio.words", words=words_json(timings.words))
             if data and self._sse:
-                yield _event("speech.audio.delta", audio=base64.b64encode(data).decode())
+                yield encode_event("speech.audio.delta", audio=base64.b64encode(data).decode())
             elif data:
                 yield data
         if self._sse:
@@ -216,7 +215,7 @@ class SpeechResponse(Response):
             shown = metrics_json(metrics, tokens=tokens, seed=stream.seed)
             timed = self._speech.timestamps == "word"
             srt = {"srt": format_srt(words, self._speech.language)} if timed else {}
-            yield _event("speech.audio.done", usage=usage, metrics=shown, **srt)
+            yield encode_event("speech.audio.done", usage=usage, metrics=shown, **srt)
 
     async def _send_start(self, send: Send, stream: SpeechStream) -> None:
         """Send the head of the response once, not before the first part, so that earlier failures are HTTP errors."""
@@ -268,7 +267,3 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def _body(data: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _event(type: str, **fields: Any) -> bytes:  # noqa: A002, the name of the event's field
-    return f"data: {json.dumps({'type': type, **fields}, separators=(',', ':'))}\n\n".encode()
