@@ -23,7 +23,7 @@ from nightingale.server.elevenlabs import (
 )
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
 from nightingale.server.middleware import answer_head, check_access, limit_bodies, log_requests
-from nightingale.server.openai import caption_routes, catalog_routes, speech_routes
+from nightingale.server.openai import caption_routes, catalog_routes, realtime_routes, speech_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
@@ -76,6 +76,7 @@ def create_app(
         caption_routes,
         catalog_routes,
         speech_socket,
+        realtime_routes,
         elevenlabs_routes,
         account_routes,
         timestamp_routes,
