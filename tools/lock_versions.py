@@ -1,6 +1,6 @@
 """Print the exact versions of the packages in this environment, as a constraints file for pip.
 
-`make contract-lock` writes them to tests/contract/requirements.lock. Local labels, such as those of PyTorch's builds
+`make contract-lock` writes them to tests/contract/*.lock. Local labels, such as those of PyTorch's builds
 without CUDA, are left out: pip accepts any build of the version.
 """
 
