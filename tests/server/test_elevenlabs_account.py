@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from live_server import LiveServer, live_server
 from plain_http import HTTP
+from tenant_clients import KEYS, speak, tenant, tenant_server, upload
 
 from nightingale import TTS
 from nightingale.server.elevenlabs.elevenlabs_routes import OUTPUT_FORMATS
@@ -142,3 +143,31 @@ def test_every_output_format_is_available_over_http(server: LiveServer, form: st
         assert len(answer.content) / sizes[codec] / int(rate_hz) == pytest.approx(seconds, abs=0.01)
     if codec == "wav":
         assert (answer.content[:4], answer.headers["content-type"]) == (b"RIFF", "audio/wav")
+
+
+def test_a_tenant_sees_its_own_voices_and_limits(small: Callable[..., TTS], home: Path) -> None:
+    limited = tenant("ann", characters_per_day=100)
+    with small() as tts, tenant_server(tts, home / "keys.toml", limited) as server:
+
+        def ask(name: str, path: str) -> Any:
+            return HTTP.get(f"{server.http}{path}", headers={"xi-api-key": KEYS[name]})
+
+        assert upload(server, "ann", "anns", clip()).status_code == 201
+        assert speak(server, "ann").status_code == 200
+        for path in ("/v1/voices", "/v2/voices"):
+            found = {name: ask(name, path).json()["voices"] for name in ("ann", "bob")}
+            assert {voice["voice_id"]: voice["is_owner"] for voice in found["ann"]} == {
+                "noise": False,
+                "anns": True,
+            }
+            assert [voice["voice_id"] for voice in found["bob"]] == ["noise"]
+        assert ask("bob", "/v1/voices/anns").status_code == 404
+        gone = HTTP.delete(f"{server.http}/v1/voices/anns", headers={"xi-api-key": KEYS["bob"]})
+        assert gone.status_code == 404
+        user = ask("ann", "/v1/user").json()
+        shown = {name: user["subscription"][name] for name in ("character_count", "character_limit")}
+        assert (user["user_id"], shown) == ("ann", {"character_count": 3, "character_limit": 100})
+        assert user["subscription"]["voice_slots_used"] == 1
+        assert ask("bob", "/v1/user/subscription").json()["character_count"] == 0
+        refused = HTTP.get(f"{server.http}/v1/user", headers={"xi-api-key": "wrong"})
+        assert refused.json()["detail"]["status"] == "invalid_api_key"

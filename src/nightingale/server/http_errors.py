@@ -29,7 +29,13 @@ Headers = Mapping[str, str] | None
 RETRY_S: Final = 1.0
 """When to try again if there is no estimate."""
 RETRY_LIMITS_S: Final = (0.1, 300.0)
-ELEVENLABS_PATHS: Final = ("/v1/text-to-speech/", "/v1/speech-to-speech/", "/v1/voices")
+ELEVENLABS_PATHS: Final = (
+    "/v1/text-to-speech/",
+    "/v1/speech-to-speech/",
+    "/v1/voices",
+    "/v2/voices",
+    "/v1/user",
+)
 """Paths whose errors also have the field `detail`, in which ElevenLabs' clients look for them."""
 ELEVENLABS_STATUSES: Final = {"insufficient_quota": "quota_exceeded", "queue_full": "system_busy"}
 """Codes that ElevenLabs has another name for."""

@@ -1,7 +1,7 @@
 """ElevenLabs' routes besides speech: voices (list, search, get, add, delete) and the user.
 
-There are no accounts and no payments here: the user is the holder of the key, and the subscription states
-the limits of the server.
+There are no accounts and no payments here: the user is the tenant of the key, and the subscription states its
+limits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
@@ -24,6 +25,8 @@ from nightingale.server.http_errors import HttpError
 from nightingale.server.openai.catalog_routes import check_uploads, remove_voice
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.voice_registry import VoiceInfo
+from nightingale.server.tenants.key_file import Tenant
+from nightingale.server.tenants.usage_store import until_tomorrow_s
 
 router = APIRouter(tags=["elevenlabs"])
 
@@ -48,14 +51,15 @@ class ElevenLabsVoice(BaseModel):
     is_owner: bool
 
     @classmethod
-    def of(cls, voice: VoiceInfo) -> ElevenLabsVoice:
+    def of(cls, voice: VoiceInfo, tenant: Tenant) -> ElevenLabsVoice:
+        """Describe a voice for a tenant. Where there are no tenants, all uploads belong to every client."""
         return cls(
             voice_id=voice.id,
             name=voice.name,
             category="premade" if voice.builtin else "cloned",
             description=voice.description,
             created_at_unix=voice.created or None,
-            is_owner=not voice.builtin,
+            is_owner=not voice.builtin and (not voice.shared or tenant.folder is None),
         )
 
 
@@ -84,13 +88,14 @@ class Price(BaseModel):
 
 
 class Subscription(BaseModel):
-    """The limits of the server in ElevenLabs' format."""
+    """The limits of a tenant in ElevenLabs' format."""
 
     tier: str = "self-hosted"
     status: str = "active"
     character_count: int
-    """Characters that the server has accepted since it was started."""
-    character_limit: int = UNLIMITED
+    """Characters of today (UTC)."""
+    character_limit: int
+    next_character_count_reset_unix: int
     max_credit_limit_extension: Literal["unlimited"] = "unlimited"
     can_extend_character_limit: bool = False
     allowed_to_extend_character_limit: bool = False
@@ -109,7 +114,8 @@ class Subscription(BaseModel):
 
 
 class User(BaseModel):
-    user_id: str = "nightingale"
+    user_id: str
+    """The name of the tenant."""
     workspace_id: str = "nightingale"
     subscription: Subscription
     is_new_user: bool = False
@@ -123,7 +129,12 @@ class User(BaseModel):
 @router.get("/v1/voices")
 async def list_voices(service: Service) -> VoiceListing:
     """List the voices in ElevenLabs' format."""
-    return VoiceListing(voices=[ElevenLabsVoice.of(voice) for voice in await service.voices()])
+    return VoiceListing(voices=await _voices(service))
+
+
+async def _voices(service: SpeechService) -> list[ElevenLabsVoice]:
+    tenant = service.tenants.current()
+    return [ElevenLabsVoice.of(voice, tenant) for voice in await service.voices()]
 
 
 @router.get("/v2/voices")
@@ -142,7 +153,7 @@ async def search_voices(
     start = _parse_token(next_page_token)
     found = [
         voice
-        for voice in map(ElevenLabsVoice.of, await service.voices())
+        for voice in await _voices(service)
         if category in (None, voice.category)
         and (voice_ids is None or voice.voice_id in voice_ids)
         and _has_type(voice, voice_type)
@@ -181,10 +192,10 @@ async def get_voice(voice_id: str, service: Service) -> ElevenLabsVoice:
         voice = await service.resolve_voice(voice_id)
     except VoiceError as error:
         raise HttpError(404, str(error), param="voice_id", code="voice_not_found") from error
-    named = [each for each in await service.voices() if voice is not None and each.id == voice.name]
+    named = [each for each in await _voices(service) if voice is not None and each.voice_id == voice.name]
     if not named:
         raise HttpError(404, "A blend has no description.", param="voice_id", code="voice_not_found")
-    return ElevenLabsVoice.of(named[0])
+    return named[0]
 
 
 @router.post("/v1/voices/add")
@@ -235,17 +246,20 @@ async def delete_voice(voice_id: str, service: Service) -> Status:
 
 @router.get("/v1/user")
 async def get_user(service: Service) -> User:
-    """Describe the user of the key."""
-    return User(subscription=await get_subscription(service))
+    """Describe the tenant of the key."""
+    name = service.tenants.current().name
+    return User(user_id=name, subscription=await get_subscription(service))
 
 
 @router.get("/v1/user/subscription")
 async def get_subscription(service: Service) -> Subscription:
-    """State the limits of the server."""
-    uploaded = [voice for voice in await service.voices() if not voice.builtin]
+    """State the limits of the tenant of the key."""
+    tenant, limit = service.tenants.current(), service.tenants.current().characters_per_day
     return Subscription(
-        character_count=round(service.metrics.registry.get_sample_value("nightingale_characters_total") or 0),
-        voice_slots_used=len(uploaded),
+        character_count=service.tenants.used_today(tenant.name),
+        character_limit=UNLIMITED if limit is None else limit,
+        next_character_count_reset_unix=round(time.time() + until_tomorrow_s()),
+        voice_slots_used=sum(voice.is_owner for voice in await _voices(service)),
         voice_limit=service.settings.max_voices,
         can_use_instant_voice_cloning=service.settings.uploads,
     )
