@@ -6,11 +6,11 @@ limits.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -210,7 +210,7 @@ async def add_voice(
     check_uploads(service)
     if len(files) > MAX_CLIPS:
         raise ConfigError("too many clips", got=str(len(files)), allowed=f"{MAX_CLIPS}", param="files")
-    clip = await _join([await file.read() for file in files], service)
+    clip = partial(_join, [await file.read() for file in files], service.settings.max_clip_seconds)
     voice_id = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:MAX_ID_CHARS] or "voice"
     try:
         added = await service.add_voice(voice_id, clip)
@@ -220,21 +220,17 @@ async def add_voice(
     return AddedVoice(voice_id=added.id)
 
 
-async def _join(clips: Sequence[bytes], service: SpeechService) -> bytes:
-    """Return several clips as one; a single one as it is."""
+def _join(clips: Sequence[bytes], max_seconds: float) -> bytes:
+    """Return clips as one, of at most so many seconds; a single one as it is."""
     if len(clips) == 1:
         return clips[0]
-
-    def joined() -> bytes:
-        parts, rate_hz, left_s = [], 0, service.settings.max_clip_seconds
-        for clip in clips:
-            samples, hz = read_audio(clip, max_seconds=left_s)
-            rate_hz = rate_hz or hz
-            left_s -= len(samples) / hz
-            parts.append(resample(samples, hz, rate_hz))
-        return wav_bytes(np.concatenate(parts), rate_hz)
-
-    return await asyncio.to_thread(joined)
+    parts, rate_hz, left_s = [], 0, max_seconds
+    for clip in clips:
+        samples, hz = read_audio(clip, max_seconds=left_s)
+        rate_hz = rate_hz or hz
+        left_s -= len(samples) / hz
+        parts.append(resample(samples, hz, rate_hz))
+    return wav_bytes(np.concatenate(parts), rate_hz)
 
 
 @router.delete("/v1/voices/{voice_id}")
