@@ -25,7 +25,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity upstream-env judges browser contract cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test nightly check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,11 +68,26 @@ browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's c
 	npm install --silent --no-save --prefix tests/browser axe-core@4
 	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
-contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
-	$(PYTHON) -m venv .venv-contract
-	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 -e '.[server,wyoming]'
-	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
-	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
+CONTRACT := tests/contract
+# Home Assistant pins other versions than the clients: it has an environment inside theirs.
+CONTRACT_ENV := .venv-contract
+HOME_ASSISTANT_ENV := $(CONTRACT_ENV)/home-assistant
+CONTRACT_PIP := -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+
+contract: ## try other projects' clients (OpenAI, ElevenLabs, LiveKit, Pipecat, Home Assistant), in environments of their own
+	$(PYTHON) -m venv $(CONTRACT_ENV)
+	$(CONTRACT_ENV)/bin/python $(CONTRACT_PIP) -c $(CONTRACT)/clients.lock -r $(CONTRACT)/clients.in -e '.[server,wyoming]'
+	$(PYTHON) -m venv $(HOME_ASSISTANT_ENV)
+	$(HOME_ASSISTANT_ENV)/bin/python $(CONTRACT_PIP) -c $(CONTRACT)/home_assistant.lock -r $(CONTRACT)/home_assistant.in
+	$(CONTRACT_ENV)/bin/python -m pytest -W default -m contract tests/contract
+
+contract-lock: ## renew the versions that `make contract` installs (tests/contract/*.lock); then run it
+	$(PYTHON) -m venv --clear $(CONTRACT_ENV)
+	$(CONTRACT_ENV)/bin/python $(CONTRACT_PIP) -r $(CONTRACT)/clients.in -e '.[server,wyoming]'
+	$(PYTHON) -m venv $(HOME_ASSISTANT_ENV)
+	$(HOME_ASSISTANT_ENV)/bin/python $(CONTRACT_PIP) -r $(CONTRACT)/home_assistant.in
+	$(CONTRACT_ENV)/bin/python tools/lock_versions.py > $(CONTRACT)/clients.lock
+	$(HOME_ASSISTANT_ENV)/bin/python tools/lock_versions.py > $(CONTRACT)/home_assistant.lock
 
 cluster: ## try replicas, faults and batches on a real Ray, in an environment of its own (0.9 GB)
 	$(PYTHON) -m venv .venv-cluster

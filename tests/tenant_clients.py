@@ -100,6 +100,19 @@ def own_socket(server: LiveServer, name: str, voice: str) -> str:
     return "\n".join(messages)
 
 
+def realtime_socket(server: LiveServer, name: str, voice: str) -> str:
+    """Choose a voice by session.update, and then in a response."""
+    audio, message = {"output": {"voice": voice}}, {"type": "message", "role": "user"}
+    item = {**message, "content": [{"type": "input_text", "text": "Hi."}]}
+    with connect(f"{server.ws}/v1/realtime", additional_headers=header(name)) as socket:
+        socket.send(json.dumps({"type": "session.update", "session": {"audio": audio}}))
+        socket.send(json.dumps({"type": "response.create", "response": {"audio": audio, "input": [item]}}))
+        errors = []
+        while (event := json.loads(socket.recv(20)))["type"] != "response.done":
+            errors += [str(event)] if event["type"] == "error" else []
+        return "\n".join([*errors, str(event)]) if event["response"]["status"] == "failed" else ""
+
+
 def elevenlabs_socket(kind: str) -> Callable[[LiveServer, str, str], str]:
     def client(server: LiveServer, name: str, voice: str) -> str:
         url = f"{server.ws}/v1/text-to-speech/{voice}/{kind}?output_format=pcm_24000"
@@ -124,6 +137,7 @@ CLIENTS: dict[str, Callable[[LiveServer, str, str], str]] = {
     "elevenlabs": post("/v1/text-to-speech/VOICE?output_format=pcm_24000", text="Hi."),
     "elevenlabs stream": post("/v1/text-to-speech/VOICE/stream?output_format=pcm_24000", text="Hi."),
     "our socket": own_socket,
+    "openai's socket": realtime_socket,
     "elevenlabs socket": elevenlabs_socket("stream-input"),
     "elevenlabs multi socket": elevenlabs_socket("multi-stream-input"),
 }

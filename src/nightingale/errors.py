@@ -155,6 +155,10 @@ class QueueFull(CapacityError):
 
     retry_after_s: float | None = None
     """An estimate of when the queue will have a place; None if there is none."""
+    position: int | None = None
+    """The position in the queue that the request would have got; None if there is none."""
+    wait_s: float | None = None
+    """An estimate of the wait at this position, in seconds; None if there is none."""
 
 
 class DeviceError(NightingaleError):

@@ -14,7 +14,7 @@ from nightingale.backends.profiles import BALANCED
 from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
-from nightingale.engine.stream_capacity import Capacity, Demand, can_supply
+from nightingale.engine.stream_capacity import Capacity, Demand, QueuePlace, can_supply
 from nightingale.errors import ConfigError, QueueFull
 
 Simulate = Callable[..., SimulatedEngine]
@@ -188,6 +188,37 @@ def test_a_full_queue_says_when_to_come_again(simulate: Simulate) -> None:
     admissions_s = [one.session.timing.admitted_s or 0.0 for one in engine.listeners]
     place_s = min(at_s for at_s in admissions_s if at_s > asked_s)  # the next one leaves the queue
     assert refused[0].retry_after_s == pytest.approx(place_s - asked_s, rel=0.3, abs=0.35)
+
+
+def test_waiting_requests_know_their_positions(simulate: Simulate) -> None:
+    engine = simulate(profile=replace(BALANCED, slots=4, queue_limit=3), max_streams=1)
+    engine.open(75)
+    engine.run()
+    listeners = [engine.open(200) for _ in range(4)]
+    assert [one.session.first_position for one in listeners] == [0, 2, 3, 4], (
+        "the first starts with the next step"
+    )
+    found: list[list[QueuePlace | None]] = []
+    refused: list[QueueFull] = []
+
+    def ask() -> None:
+        found.append([one.session.place for one in listeners])
+        for _ in range(3):  # the slots that are free count, too
+            engine.open(200)
+        with pytest.raises(QueueFull) as caught:
+            engine.open(200)
+        refused.append(caught.value)
+
+    engine.cores.at(engine.cores.now_s + 0.5, ask)
+    engine.run()
+    (places,) = found
+    assert places[0] is None, "it has started"
+    assert [place.position for place in places[1:] if place] == [1, 2, 3]
+    waits_s = [place.wait_s or 0.0 for place in places[1:] if place]
+    assert 0.0 < waits_s[0] < waits_s[1] < waits_s[2]
+    error = refused[0]
+    assert error.position == len(engine.listeners) - 1, "one has ended and one runs"
+    assert (error.wait_s or 0.0) > waits_s[2] > (error.retry_after_s or 0.0) > 0.0
 
 
 def test_a_wait_behind_texts_that_still_arrive_is_not_known() -> None:

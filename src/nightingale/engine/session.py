@@ -16,7 +16,7 @@ from typing import Final
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
 from nightingale.engine.requests.segments import TextSegment
-from nightingale.engine.stream_capacity import known_wait_s
+from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart, TextWarning, TimedWord
 from nightingale.voices.voice import Voice
@@ -158,8 +158,10 @@ class Session:
         self.cancelled = False
         self.plays = True
         """False if the audio is wanted as a whole: its blocks then have the sizes of a request that runs alone."""
-        self.estimate_wait: Callable[[], float] = lambda: 0.0
-        """Estimates the seconds until synthesis starts; set by the worker."""
+        self.find_place: Callable[[], QueuePlace | None] = lambda: None
+        """Returns the place in the queue; set by the worker."""
+        self.first_position = 0
+        """The position in the queue on arrival; 0 if the request could start at once."""
         self.warnings: list[TextWarning] = []
         """Parts of the text that are not spoken; a live session adds to them."""
         self._notify: Callable[[], None] | None = None
@@ -216,7 +218,12 @@ class Session:
     @property
     def wait_s(self) -> float | None:
         """Estimated seconds until synthesis starts: 0 once it has, None if that is not known."""
-        return 0.0 if self.timing.admitted_s is not None else known_wait_s(self.estimate_wait())
+        return 0.0 if (place := self.place) is None else place.wait_s
+
+    @property
+    def place(self) -> QueuePlace | None:
+        """The place in the queue; None if the request has started or starts now."""
+        return None if self.timing.admitted_s is not None else self.find_place()
 
     @property
     def is_ahead(self) -> bool:

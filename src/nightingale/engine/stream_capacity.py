@@ -65,6 +65,15 @@ def _needed_s(streams: Sequence[Demand], by_s: float) -> float:
     return sum(min(left_s, max(0.0, by_s - buffered_s)) for buffered_s, left_s in streams)
 
 
+class QueuePlace(NamedTuple):
+    """The place of a request that has to wait."""
+
+    position: int
+    """Its position among the requests that have not started: 1 for the next one."""
+    wait_s: float | None
+    """Estimated seconds until it starts; None if that is not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
     """The load of an engine at this moment."""

@@ -215,7 +215,7 @@ class TTS:
 
     @property
     def occupancy(self) -> Occupancy:
-        return occupancy_of(self._worker.scheduler, self._worker.capacity, self._worker.wait_s())
+        return occupancy_of(self._worker.scheduler, self._worker.capacity, self._worker.admission.wait_s())
 
     @property
     def at_once(self) -> int:

@@ -75,7 +75,8 @@ class Worker:
         pacing = BatchPacing if batching else Pacing
         self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
         starting = self._pacing.most_starting
-        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, starting)
+        queue = (self.scheduler, self._jobs, self.capacity, profile)
+        self.admission = Admission(*queue, starting, self._changed)
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
@@ -84,18 +85,14 @@ class Worker:
             if self._stopped:
                 raise engine_closed()
             request = next(self._ids)
-            self._admission.submit(request)
+            self.admission.submit(request)
             self._jobs[request] = Job(session=session, segments=segments, chars=chars)
-            session.estimate_wait = partial(self.wait_s, request)
+            session.find_place = partial(self.admission.place, request)
+            session.first_position = self.admission.position(request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nightingale", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-
-    def wait_s(self, request: int | None = None) -> float:
-        """Estimate the seconds until a request starts, or until one that would arrive now does."""
-        with self._changed:
-            return self._admission.wait_s(request)
 
     def wake(self) -> None:
         """Look for work: text arrived, or a listener read audio or left."""
@@ -146,7 +143,7 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            admitted = self._admission.admit(self._changed, self.decoder.kv_budget)
+            admitted = self.admission.admit(self.decoder.kv_budget)
             if admitted is None:
                 break
             self._guarded(admitted[0], self._start, *admitted)
@@ -159,7 +156,7 @@ class Worker:
             self._guarded(request, self._advance, request)
 
     def _has_work(self) -> bool:
-        busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
+        busy = self._ready or self._in_flight or self.admission.can_admit() or self._rows_to_decode()
         return bool(busy) or self._has_changes()
 
     def _has_changes(self) -> bool:
@@ -294,7 +291,7 @@ class Worker:
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._decoded or self._admission.can_admit() or self._has_changes()
+            waiting = self._decoded or self.admission.can_admit() or self._has_changes()
         if waiting or self._pacing.held_s() == 0.0 or self._rows_to_decode():
             return True
         return bool(self._ready) and self._can_render()

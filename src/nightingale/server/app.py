@@ -15,10 +15,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server.elevenlabs import conversion_routes, elevenlabs_routes, timestamp_routes
+from nightingale.server.elevenlabs import (
+    account_routes,
+    conversion_routes,
+    elevenlabs_routes,
+    timestamp_routes,
+)
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
 from nightingale.server.middleware import answer_head, check_access, limit_bodies, log_requests
-from nightingale.server.openai import caption_routes, catalog_routes, speech_routes
+from nightingale.server.openai import caption_routes, catalog_routes, realtime_routes, speech_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
@@ -31,6 +36,8 @@ EXPOSED_HEADERS = [
     "Server-Timing",
     "X-Sample-Rate",
     "X-Seed",
+    "X-Queue-Position",
+    "X-Queue-Wait-Ms",
     "Retry-After",
     "Retry-After-Ms",
 ]
@@ -69,7 +76,9 @@ def create_app(
         caption_routes,
         catalog_routes,
         speech_socket,
+        realtime_routes,
         elevenlabs_routes,
+        account_routes,
         timestamp_routes,
         conversion_routes,
         tenant_routes,

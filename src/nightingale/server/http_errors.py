@@ -9,7 +9,7 @@ import http
 import math
 import random
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from fastapi import HTTPException as FastAPIHTTPException
 from fastapi.exceptions import RequestValidationError
@@ -29,7 +29,13 @@ Headers = Mapping[str, str] | None
 RETRY_S: Final = 1.0
 """When to try again if there is no estimate."""
 RETRY_LIMITS_S: Final = (0.1, 300.0)
-ELEVENLABS_PATHS: Final = ("/v1/text-to-speech/", "/v1/speech-to-speech/", "/v1/voices")
+ELEVENLABS_PATHS: Final = (
+    "/v1/text-to-speech/",
+    "/v1/speech-to-speech/",
+    "/v1/voices",
+    "/v2/voices",
+    "/v1/user",
+)
 """Paths whose errors also have the field `detail`, in which ElevenLabs' clients look for them."""
 ELEVENLABS_STATUSES: Final = {"insufficient_quota": "quota_exceeded", "queue_full": "system_busy"}
 """Codes that ElevenLabs has another name for."""
@@ -40,6 +46,12 @@ class ErrorBody(BaseModel):
     type: str
     param: str | None
     code: str | None
+    position: int | None = None
+    """The position that the request would have got in a full queue."""
+    estimated_wait_s: float | None = None
+    """The estimated wait at this position; null if that is not known."""
+    retry_after_s: float | None = None
+    """The time after which a full queue is expected to have a place."""
 
 
 class ErrorEnvelope(BaseModel):
@@ -57,7 +69,9 @@ class HttpError(FastAPIHTTPException):
         super().__init__(status, message, headers)
         kind = "invalid_request_error" if status < 500 else "server_error"
         kind = "rate_limit_error" if status == 429 else kind
-        self.envelope = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.envelope: dict[str, dict[str, Any]] = {
+            "error": {"message": message, "type": kind, "param": param, "code": code}
+        }
 
     def respond(self, scope: Scope) -> Response:
         """Return the response, and leave its code to the request log and to the counter of rejections."""
@@ -108,13 +122,22 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str | None, str]]] = {
 def http_error(error: NightingaleError) -> HttpError:
     """Convert an exception of the package."""
     status, default_param, code = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
-    headers = {}
+    answer = HttpError(status, str(error), code, error.param or default_param)
     if isinstance(error, errors.QueueFull):
         retry_after_ms = _retry_after_ms(error)
-        headers = {"retry-after-ms": str(retry_after_ms), "retry-after": str(-(-retry_after_ms // 1000))}
-    if isinstance(error, access_errors.QuotaExceeded):
-        headers["x-should-retry"] = "false"  # otherwise OpenAI's client tries twice more at once
-    return HttpError(status, str(error), code, error.param or default_param, headers)
+        answer.headers = {
+            "retry-after-ms": str(retry_after_ms),
+            "retry-after": str(-(-retry_after_ms // 1000)),
+        }
+        # Also in the body, because errors on WebSockets have no headers.
+        answer.envelope["error"] |= {
+            "position": error.position,
+            "estimated_wait_s": error.wait_s,
+            "retry_after_s": retry_after_ms / 1000,
+        }
+        if isinstance(error, access_errors.QuotaExceeded):
+            answer.headers["x-should-retry"] = "false"  # otherwise OpenAI's client tries twice more at once
+    return answer
 
 
 def _retry_after_ms(error: errors.QueueFull) -> int:

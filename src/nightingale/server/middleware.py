@@ -29,7 +29,13 @@ log = logging.getLogger("nightingale.server")
 
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Requested every few seconds, so they are logged at DEBUG."""
-UPLOAD_PATHS: Final = ("/v1/audio/voices", "/v1/audio/encode", "/v1/books/text", "/v1/speech-to-speech/")
+UPLOAD_PATHS: Final = (
+    "/v1/audio/voices",
+    "/v1/voices/add",
+    "/v1/audio/encode",
+    "/v1/books/text",
+    "/v1/speech-to-speech/",
+)
 """The paths of uploads, and the beginning of those of recordings that are converted."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status, in logs and counters only: the client disconnected before the first byte was sent."""

@@ -75,10 +75,10 @@ class ClientSocket:
                 await asyncio.wait_for(self._websocket.close(code), CLOSE_TIMEOUT_S)
 
 
-async def accept(websocket: WebSocket) -> ClientSocket:
-    """Complete the handshake, with our subprotocol if the client offers it."""
+async def accept(websocket: WebSocket, subprotocol: str = SUBPROTOCOL) -> ClientSocket:
+    """Complete the handshake, with the subprotocol if the client offers it."""
     offered = websocket.scope.get("subprotocols", [])
-    await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    await websocket.accept(subprotocol=subprotocol if subprotocol in offered else None)
     return ClientSocket(websocket, websocket.app.state.settings.send_timeout)
 
 

@@ -77,6 +77,18 @@ class MulawEncoder(PcmEncoder):
         return bytes((~(sign | (exponent << 4) | mantissa) & 255).astype(np.uint8).tobytes())
 
 
+class AlawEncoder(PcmEncoder):
+    """Encodes G.711 A-law, the format of telephony outside of North America and Japan."""
+
+    def feed(self, samples: Samples) -> bytes:
+        pcm = np.frombuffer(pcm16(samples), "<i2").astype(np.int32) >> 3  # 13 bits
+        magnitude = np.where(pcm < 0, ~pcm, pcm)
+        exponent = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int32) - 4, 0)
+        mantissa = (magnitude >> np.maximum(exponent, 1)) & 15
+        mask = np.where(pcm < 0, 0x55, 0xD5)  # the sign, and every other bit inverted
+        return bytes((((exponent << 4) | mantissa) ^ mask).astype(np.uint8).tobytes())
+
+
 class ResamplingEncoder:
     """Resamples what it is fed for another encoder."""
 
@@ -187,6 +199,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "wav": Format(media_type="audio/wav", open=lambda rate_hz, _: WavEncoder(rate_hz), cheap=True),
     "pcm": Format(media_type="audio/pcm", open=lambda *_: PcmEncoder(), cheap=True),
     "ulaw": Format(media_type="audio/basic", open=lambda *_: MulawEncoder(), cheap=True),
+    "alaw": Format(media_type="audio/pcma", open=lambda *_: AlawEncoder(), cheap=True),
 }
 
 

@@ -9,21 +9,21 @@ from fastapi import APIRouter, File, Form, UploadFile
 from starlette.responses import Response
 
 from nightingale.errors import BadReference
-from nightingale.server.elevenlabs.elevenlabs_routes import Options, output_body
-from nightingale.server.openai.speech_routes import RESPONSES, SpeechBody, SpeechResponse
+from nightingale.server.elevenlabs.elevenlabs_routes import AUDIO_ROUTE, Options, request_body
+from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import SpeechStream
+from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
 from nightingale.types import Samples
 
-router = APIRouter(tags=["elevenlabs"])
+router = APIRouter()
 
 PCM_RATE_HZ = 16_000
 
 FileFormat = Literal["other", "pcm_s16le_16"]
 
 
-@router.post("/v1/speech-to-speech/{voice_id}", response_class=Response, responses=RESPONSES)
-@router.post("/v1/speech-to-speech/{voice_id}/stream", response_class=Response, responses=RESPONSES)
+@router.post("/v1/speech-to-speech/{voice_id}", **AUDIO_ROUTE)
+@router.post("/v1/speech-to-speech/{voice_id}/stream", **AUDIO_ROUTE)
 async def speech_to_speech(
     options: Options,
     service: Service,
@@ -36,8 +36,8 @@ async def speech_to_speech(
     """Speak the words of a recording in another voice, with its timing. Other fields are ignored."""
     contents = await audio.read()
     recording = contents if file_format == "other" else _from_pcm(contents)
-    body = output_body(options, input="", seed=seed)
-    return ConversionResponse(body, service, recording, bit_rate=options.output.bit_rate)
+    body = request_body(options, input="", seed=seed)
+    return ConversionResponse(body, service, recording, output=options.output)
 
 
 class ConversionResponse(SpeechResponse):
@@ -49,9 +49,9 @@ class ConversionResponse(SpeechResponse):
         service: SpeechService,
         recording: bytes | tuple[Samples, int],
         *,
-        bit_rate: int | None,
+        output: OutputFormat,
     ) -> None:
-        super().__init__(body, service, bit_rate=bit_rate)
+        super().__init__(body, service, output=output)
         self._recording = recording
 
     async def _open(self) -> SpeechStream:

@@ -1,4 +1,4 @@
-"""ElevenLabs' routes: two sockets for text as it is written, and HTTP for a whole text and the voices.
+"""ElevenLabs' routes for speech: two sockets for text as it is written, and HTTP for a whole text.
 
 The sockets follow the clients of LiveKit, Pipecat and ElevenLabs; docs/websocket.md lists what is supported.
 Where the model's words cannot be timed, `alignment` is null, which all three accept.
@@ -18,10 +18,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from nightingale.audio.encoders.streaming import FORMATS
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.elevenlabs.character_alignment import CharacterAligner, socket_alignment
 from nightingale.server.http_errors import http_error
-from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
+from nightingale.server.openai.speech_routes import BINARY, SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import SpeechTurn, check_text
@@ -35,13 +36,26 @@ MAX_CONTEXTS: Final = 16
 """Per socket. ElevenLabs' own limit of 5 is too low for agents that are interrupted often."""
 POLICY_VIOLATION: Final = 1008
 FINAL_MESSAGE: Final = {"audio": None, "isFinal": True}
+RATES_HZ: Final = (8000, 16000, 22050, 24000, 32000, 44100, 48000)
 OUTPUT_FORMATS: Final = (
-    *(f"pcm_{rate_hz}" for rate_hz in (8000, 16000, 22050, 24000, 32000, 44100, 48000)),
+    *(f"{codec}_{rate_hz}" for codec in ("pcm", "wav") for rate_hz in RATES_HZ),
     *("mp3_22050_32", "mp3_24000_48", *(f"mp3_44100_{kbps}" for kbps in (32, 64, 96, 128, 192))),
     *(f"opus_48000_{kbps}" for kbps in (32, 64, 96, 128, 192)),
-    "ulaw_8000",
+    *("ulaw_8000", "alaw_8000"),
 )
 """Codec, sample rate, and kilobits per second for lossy codecs."""
+_MEDIA_TYPES: Final = [FORMATS[codec].media_type for codec in ("mp3", "pcm", "wav", "opus", "ulaw", "alaw")]
+AUDIO_ROUTE: Final[dict[str, Any]] = {
+    "tags": ["elevenlabs"],
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "Audio while it is rendered, in the format of the query parameter output_format.",
+            "content": dict.fromkeys(_MEDIA_TYPES, BINARY),
+        }
+    },
+}
+"""The arguments of a route that answers with audio."""
 DEFAULT_FORMAT: Final = "mp3_44100_128"
 MIN_INACTIVITY_S: Final = 5.0
 
@@ -200,16 +214,16 @@ class TextBody(BaseModel):
     voice_settings: dict[str, Any] | None = None
 
 
-@router.post("/v1/text-to-speech/{voice_id}", tags=["elevenlabs"], response_class=Response)
-@router.post("/v1/text-to-speech/{voice_id}/stream", tags=["elevenlabs"], response_class=Response)
+@router.post("/v1/text-to-speech/{voice_id}", **AUDIO_ROUTE)
+@router.post("/v1/text-to-speech/{voice_id}/stream", **AUDIO_ROUTE)
 async def text_to_speech(options: Options, body: TextBody, service: Service) -> Response:
-    """Speak a text; the audio streams. µ-law is available on sockets only."""
-    return SpeechResponse(speech_body(options, body), service, bit_rate=options.output.bit_rate)
+    """Speak a text; the audio streams."""
+    return SpeechResponse(speech_body(options, body), service, output=options.output)
 
 
 def speech_body(options: UrlOptions, body: TextBody) -> SpeechBody:
     """Return the request in OpenAI's format."""
-    return output_body(
+    return request_body(
         options,
         input=body.text,
         language=body.language_code or options.language,
@@ -218,31 +232,12 @@ def speech_body(options: UrlOptions, body: TextBody) -> SpeechBody:
     )
 
 
-def output_body(options: UrlOptions, **fields: Any) -> SpeechBody:
-    """Return a request in OpenAI's format with the voice and the output format of the URL."""
-    output = options.output
-    given = {"voice": options.voice, "response_format": output.codec, "sample_rate": output.sample_rate_hz}
+def request_body(options: UrlOptions, **fields: Any) -> SpeechBody:
+    """Return a request in OpenAI's format with the voice of the URL."""
     try:
-        return SpeechBody.model_validate(given | fields)
+        return SpeechBody.model_validate({"voice": options.voice, **fields})
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
-
-
-@router.get("/v1/voices", tags=["elevenlabs"])
-async def voices(service: Service) -> dict[str, list[dict[str, Any]]]:
-    """List the voices in ElevenLabs' format."""
-    return {
-        "voices": [
-            {
-                "voice_id": voice.id,
-                "name": voice.id,
-                "category": "premade" if voice.builtin else "cloned",
-                "description": voice.description,
-                "labels": {},
-            }
-            for voice in await service.voices()
-        ]
-    }
 
 
 class MultiStreamInputSocket:

@@ -36,7 +36,7 @@ class TimestampsResponse(DocumentResponse):
     def __init__(self, options: UrlOptions, body: TextBody, service: SpeechService, *, stream: bool) -> None:
         speech = speech_body(options, body)
         speech.timestamps = "word"
-        super().__init__(speech, service, bit_rate=options.output.bit_rate)
+        super().__init__(speech, service, output=options.output)
         self._streams = stream
 
     async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:

@@ -20,7 +20,7 @@ from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.catalog_routes import check_model
 from nightingale.server.openai.speech_routes import ResponseFormat, SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import SpeechStream, TimedSegment
+from nightingale.server.service.speech_streams import OutputFormat, SpeechStream, TimedSegment
 from nightingale.types import TimedWord
 
 router = APIRouter(tags=["speech"])
@@ -70,8 +70,10 @@ async def captioned_speech(body: CaptionedBody, service: Service) -> Response:
 class DocumentResponse(SpeechResponse):
     """A response in JSON."""
 
-    def __init__(self, body: SpeechBody, service: SpeechService, *, bit_rate: int | None = None) -> None:
-        super().__init__(body, service, bit_rate=bit_rate)
+    def __init__(
+        self, body: SpeechBody, service: SpeechService, *, output: OutputFormat | None = None
+    ) -> None:
+        super().__init__(body, service, output=output)
         self._sse, self._media_type = False, "application/json"
 
 

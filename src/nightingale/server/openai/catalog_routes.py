@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, File, Form, UploadFile
+from fastapi import APIRouter, File, Form, Request, UploadFile
 from pydantic import BaseModel
 
 from nightingale.errors import BadReference, UnknownModel, VoiceError, VoiceNotFound
+from nightingale.server.elevenlabs.model_list import (
+    ElevenLabsModel,
+    elevenlabs_models,
+    is_elevenlabs_client,
+)
 from nightingale.server.http_errors import HttpError
 from nightingale.server.service.model_loading import ModelCard
 from nightingale.server.service.speech_service import Service, SpeechService
@@ -60,8 +65,10 @@ def model_cards(service: SpeechService) -> list[ModelCard]:
 
 
 @router.get("/v1/models", tags=["models"])
-async def list_models(service: Service) -> ModelList:
-    """List the names of the loaded model."""
+async def list_models(request: Request, service: Service) -> ModelList | list[ElevenLabsModel]:
+    """List the names of the loaded model; for a client with the header xi-api-key, as ElevenLabs does."""
+    if is_elevenlabs_client(request.headers):
+        return elevenlabs_models(service)
     return ModelList(data=model_cards(service))
 
 

@@ -12,6 +12,8 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import APIRouter, Request
@@ -21,10 +23,13 @@ from starlette.types import Receive, Scope, Send
 
 from nightingale.audio.encoders.streaming import FORMATS, RATES_HZ
 from nightingale.engine.captions import format_srt, words_json
+from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.catalog_routes import check_model
+from nightingale.server.openai.speech_events import EVENT_STREAM, encode_event
+from nightingale.server.service.queue_reports import queued_event, with_queue_reports
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
 from nightingale.types import TextWarning, TimedWord
@@ -41,15 +46,13 @@ REQUEST_FIELDS = {
 }  # fmt: skip
 """Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
-EVENT_DATA: Final = {"type": "string", "contentMediaType": "application/json"}
-EVENTS: Final = {"schema": {"type": "object", "required": ["data"], "properties": {"data": EVENT_DATA}}}
-"""The schema of one event: OpenAPI before 3.2 has no schema of a whole stream."""
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "Audio while it is rendered; with stream_format=sse, the events speech.audio.delta "
-        "(base64), speech.audio.segments or speech.audio.words (if requested) and speech.audio.done.",
-        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENTS},
+        "description": "Audio while it is rendered; with stream_format=sse, events: speech.queued (if the "
+        "request has to wait), speech.audio.delta (base64), speech.audio.segments or speech.audio.words (if "
+        "requested) and speech.audio.done.",
+        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENT_STREAM},
     },
 }
 
@@ -133,14 +136,16 @@ async def create_speech(body: SpeechBody, request: Request, service: Service) ->
 class SpeechResponse(Response):
     """Streams the audio of one request, as bytes or as server-sent events."""
 
-    def __init__(self, body: SpeechBody, service: SpeechService, *, bit_rate: int | None = None) -> None:
-        """bit_rate: bits per second, for lossy formats."""
+    def __init__(
+        self, body: SpeechBody, service: SpeechService, *, output: OutputFormat | None = None
+    ) -> None:
+        """output: the encoding, if it is not that of the body."""
         super().__init__()
         self._speech, self._service = body, service
         rate_hz = service.sample_rate_hz if body.sample_rate is None else body.sample_rate
-        self._output = OutputFormat(body.response_format, rate_hz, bit_rate)
-        self._sse = body.stream_format == "sse"
-        self._media_type = "text/event-stream" if self._sse else FORMATS[body.response_format].media_type
+        self._output = OutputFormat(body.response_format, rate_hz) if output is None else output
+        self._sse, self._started = body.stream_format == "sse", False
+        self._media_type = "text/event-stream" if self._sse else FORMATS[self._output.codec].media_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         speaking = asyncio.create_task(self._speak(scope["state"], send))
@@ -159,26 +164,33 @@ class SpeechResponse(Response):
     async def _speak(self, state: dict[str, Any], send: Send) -> None:
         body, log_fields = self._speech, state["log_fields"]
         async with await self._open() as stream:
-            log_fields |= {"chars": len(body.input), "format": body.response_format}
+            log_fields |= {"chars": len(body.input), "format": self._output.codec}
             log_fields["voice"] = stream.voice_name
-            parts = self._parts(stream)
-            # Before the start of the response, so that a failing encoder is an HTTP error, too.
-            first = await anext(parts, b"")
-            await self._send(send, self._start(stream))
+            report = partial(self._report_place, send, stream)
             try:
-                await self._send(send, _body(first, more=True))
-                async for part in parts:
-                    await self._send(send, _body(part, more=True))
+                async with aclosing(with_queue_reports(self._parts(stream), stream, report)) as parts:
+                    async for part in parts:
+                        await self._send_start(send, stream)
+                        await self._send(send, _body(part, more=True))
+                await self._send_start(send, stream)
                 await self._send(send, _body(b""))
             except TimeoutError:
                 log_fields["stalled"] = True  # without a last part, the connection is closed
             except NightingaleError as error:
+                if not self._started:
+                    raise  # becomes an HTTP error
                 log_fields["failed"] = type(error).__name__
                 log.error("speech failed", extra={"request_id": state["request_id"], "error": str(error)})
                 if self._sse:
-                    await self._send(send, _body(_event("error", **http_error(error).envelope)))
+                    await self._send(send, _body(encode_event("error", **http_error(error).envelope)))
             finally:
                 log_fields |= metrics_json(stream.metrics)
+
+    async def _report_place(self, send: Send, stream: SpeechStream, place: QueuePlace) -> None:
+        """Send the place in the queue as an event. Other responses start with their first audio."""
+        if self._sse:
+            await self._send_start(send, stream)
+            await self._send(send, _body(encode_event(**queued_event(place)), more=True))
 
     async def _open(self) -> SpeechStream:
         return await self._service.open(self._speech.input, **self._speech.request())
@@ -189,12 +201,12 @@ class SpeechResponse(Response):
         async for timings, data in self._service.open_encoder(self._output).encode(stream):
             if timings.segments and self._speech.timestamps == "segment":
                 segments = [each.model_dump() for each in timings.segments]
-                yield _event("speech.audio.segments", segments=segments)
+                yield encode_event("speech.audio.segments", segments=segments)
             if timings.words and self._sse:
                 words += timings.words
-                yield _event("speech.audio.words", words=words_json(timings.words))
+                yield encode_event("speech.audio.words", words=words_json(timings.words))
             if data and self._sse:
-                yield _event("speech.audio.delta", audio=base64.b64encode(data).decode())
+                yield encode_event("speech.audio.delta", audio=base64.b64encode(data).decode())
             elif data:
                 yield data
         if self._sse:
@@ -203,20 +215,30 @@ class SpeechResponse(Response):
             shown = metrics_json(metrics, tokens=tokens, seed=stream.seed)
             timed = self._speech.timestamps == "word"
             srt = {"srt": format_srt(words, self._speech.language)} if timed else {}
-            yield _event("speech.audio.done", usage=usage, metrics=shown, **srt)
+            yield encode_event("speech.audio.done", usage=usage, metrics=shown, **srt)
+
+    async def _send_start(self, send: Send, stream: SpeechStream) -> None:
+        """Send the head of the response once, not before the first part, so that earlier failures are HTTP errors."""
+        if not self._started:
+            self._started = True
+            await self._send(send, self._start(stream))
 
     def _start(self, stream: SpeechStream) -> dict[str, Any]:
         metrics = stream.metrics
-        text_ms = metrics.stage_ms.get("text", 0.0)
         headers = {
             "content-type": self._media_type,
-            "server-timing": f"text;dur={text_ms:.1f}, queue;dur={metrics.queue_ms:.1f}, "
-            f"ttfa;dur={metrics.ttfa_ms:.1f}",
+            "x-queue-position": str(stream.queue_position),
             "x-sample-rate": str(self._output.sample_rate_hz),
             "x-seed": str(stream.seed),
             "cache-control": "no-store",
             "x-accel-buffering": "no",  # otherwise nginx buffers the stream
         }
+        if stream.place is None:  # otherwise these are the headers of events that begin in the queue
+            text_ms, queue_ms = metrics.stage_ms.get("text", 0.0), metrics.queue_ms
+            headers["x-queue-wait-ms"] = str(round(queue_ms))
+            headers["server-timing"] = (
+                f"text;dur={text_ms:.1f}, queue;dur={queue_ms:.1f}, ttfa;dur={metrics.ttfa_ms:.1f}"
+            )
         if stream.warnings:
             headers["x-warnings"] = warnings_header(stream.warnings)
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -245,7 +267,3 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 def _body(data: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return f"data: {json.dumps({'type': kind, **fields}, separators=(',', ':'))}\n\n".encode()

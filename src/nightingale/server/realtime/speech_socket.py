@@ -13,10 +13,12 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
 from nightingale.engine.captions import words_json
+from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat, Timestamps
+from nightingale.server.service.queue_reports import queued_event
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, Timings
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
@@ -145,6 +147,9 @@ class RealtimeTurn(SpeechTurn):
     ) -> None:
         super().__init__(service, options.request, options.output(service))
         self._id, self._options, self._socket = turn_id, options, socket
+
+    async def send_queued(self, place: QueuePlace) -> None:
+        await self._socket.json({**queued_event(place), "id": self._id})
 
     async def send_start(self) -> None:
         output = self._output

@@ -226,11 +226,20 @@ class SpeechService:
         """Return the voices that the tenant may use; `of`: the own ones of another tenant, for an admin."""
         return await self._with_engine(partial(self._voices.entries, of=of))
 
-    async def add_voice(self, name: str, clip: bytes, *, shared: bool = False) -> VoiceInfo:
-        """Create a voice from an uploaded clip. Uploads are processed one at a time: each takes a core."""
+    async def add_voice(
+        self, name: str, clip: bytes | Callable[[], bytes], *, shared: bool = False
+    ) -> VoiceInfo:
+        """Create a voice from an uploaded clip. Uploads are processed one at a time: each takes a core.
+
+        clip: the clip, or a function that makes it of several when it is its turn.
+        """
+
+        def add(tts: TTS) -> VoiceInfo:
+            return self._voices.add(name, clip() if callable(clip) else clip, shared, tts)
+
         with self.tenants.admit():
             async with self._upload():
-                return await self._with_engine(partial(self._voices.add, name, clip, shared))
+                return await self._with_engine(add)
 
     async def remove_voice(self, name: str, of: str | None = None) -> None:
         await self._with_engine(partial(self._voices.remove, name, of=of))
@@ -284,6 +293,7 @@ class SpeechService:
         error = QueueFull(
             "the model is being loaded, and too many requests wait for it", allowed=f"at most {limit}"
         )
+        error.position = self._opening + 1
         if self._load_s is not None:
             error.retry_after_s = self._load_began_s + self._load_s - time.monotonic()
         raise error

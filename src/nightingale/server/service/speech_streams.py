@@ -20,6 +20,7 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import iter_chunks
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
+from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import NightingaleError
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.tenants.tenant_usage import TenantRequest
@@ -43,6 +44,8 @@ class SpeechStream:
         self.tenant_request = tenant_request
         self.seed = session.request.seed
         self.voice_name = session.request.voice.name
+        self.queue_position = session.first_position
+        """The position in the queue on arrival; 0 if the request could start at once."""
         self._session, self._counters, self._on_close = session, counters, on_close
         self._open = True
         self.outcome = "open"
@@ -57,6 +60,11 @@ class SpeechStream:
     @property
     def metrics(self) -> Metrics:
         return self._session.timing.metrics()
+
+    @property
+    def place(self) -> QueuePlace | None:
+        """The place in the queue; None if the request has started or starts now."""
+        return self._session.place
 
     def cancel(self) -> None:
         """Stop the engine's work on the request; after the end this does nothing."""

@@ -13,7 +13,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.server.service.queue_reports import with_queue_reports
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.service.speech_streams import LiveSpeechStream, OutputFormat, Timings
 from nightingale.types import Metrics
@@ -66,6 +68,9 @@ class SpeechTurn(ABC):
 
     async def send_start(self) -> None:  # noqa: B027, optional
         """Announce that audio follows."""
+
+    async def send_queued(self, place: QueuePlace) -> None:  # noqa: B027, optional
+        """Tell the client its place in the queue, while it waits for the first audio."""
 
     @abstractmethod
     async def send_audio(self, timings: Timings, data: bytes) -> None:
@@ -180,7 +185,10 @@ class SpeechTurn(ABC):
             if self.previous is not None:
                 await self.previous.finished.wait()
             encoder = self._service.open_encoder(self._output)
-            async with aclosing(aiter(stream)) as chunks, aclosing(encoder.encode(chunks)) as parts:
+            async with (
+                aclosing(aiter(stream)) as chunks,
+                aclosing(with_queue_reports(encoder.encode(chunks), stream, self.send_queued)) as parts,
+            ):
                 async for timings, data in parts:
                     if self.cancelled or self.error is not None:
                         continue
