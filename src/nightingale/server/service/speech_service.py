@@ -346,11 +346,14 @@ class SpeechService:
             idle_s = time.monotonic() - self._last_used_s
             busy = self._open_streams or self._pending_calls or self._load_lock.locked()
             if self._tts is not None and not busy and idle_s >= keep_s:
-                tts, self._tts, self.state = self._tts, None, "idle"
-                self._model_memory.set(0)
-                await self._in_thread(tts.close)
-                del tts
-                await self._in_thread(model_loading.release_memory)
+                async with self._load_lock:  # a request that arrives now loads it again, but not beside this one
+                    tts, self._tts = self._tts, None
+                    self._model_memory.set(0)
+                    await self._in_thread(tts.close)
+                    del tts
+                    await self._in_thread(model_loading.release_memory)
+                    if self.state == "ready":
+                        self.state = "idle"
                 log.info("unloaded", extra={"idle_s": round(idle_s, 1)})
             await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
 
