@@ -41,7 +41,7 @@ RSS_GROWTH = 0.10
 """Allowed growth of the memory from the end of the first phase to the end of the last."""
 HANDLES_GROWTH = 4
 """Allowed growth of the number of threads, and of file descriptors, over the same time."""
-END_LIMIT_S = 240.0
+END_LIMIT_S = 150.0
 """How long clients may take to finish their last request at the end of a phase."""
 
 
@@ -238,7 +238,7 @@ def sizes_for(minutes: float, tiny: bool) -> Sizes:
         return Sizes(phase_s=4, cases=12, books=2, book_chars=1500, keep_alive_s=1, listeners=2)
     if minutes < 20:
         return Sizes(phase_s=20 * minutes, cases=14, books=2, book_chars=1000, keep_alive_s=3)
-    return Sizes(phase_s=20 * minutes, cases=48, books=3, book_chars=4000, keep_alive_s=10)
+    return Sizes(phase_s=20 * minutes, cases=36, books=3, book_chars=3000, keep_alive_s=10)
 
 
 def main() -> None:
