@@ -24,23 +24,33 @@ import httpx
 from nightingale_lab.bench import script
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
 from nightingale_lab.reliability.soak import no_streams, wait_for
-from nightingale_lab.reliability.soak_cases import CODECS, SHORT_TEXTS, Case, book_case
+from nightingale_lab.reliability.soak_cases import CODECS, Case, book_case
 from nightingale_lab.reliability.soak_clients import Refused, stream_speech
 
 GROWTH = 0.10
 """Allowed growth from a tenth of the requests to all of them."""
-LONG_EVERY, CANCELLED_EVERY = 25, 10
+LONG_EVERY, CANCELLED_EVERY = 100, 10
+TEXTS = (
+    "Yes.",
+    "Good morning.",
+    "It is 5:30.",
+    "Shall we go?",
+    "One, two, three; four and five.",
+    "The train leaves at noon.",
+    "Please wait for the 2nd of May, and call me.",
+)
+"""Short, so that many fit into a run."""
 KEEP_ALIVE_S = 5.0
 KEPT_SHARE = 0.5
 """Allowed share of the memory that is still held after unloading."""
 
 
 def case_of(number: int, voices: list[str], long_chars: int) -> Case:
-    """Return the request of that number. One in 25 is long."""
+    """Return the request of that number. One in a hundred is long."""
     voice = voices[number % len(voices)]
-    if number % LONG_EVERY == LONG_EVERY - 1:
+    if number % LONG_EVERY == LONG_EVERY // 2:
         return book_case(voice, long_chars, number)
-    text = SHORT_TEXTS[number % len(SHORT_TEXTS)]
+    text = TEXTS[number % len(TEXTS)]
     return Case(text=text, voice=voice, seed=number, codec=CODECS[number % len(CODECS)])
 
 
@@ -105,7 +115,7 @@ def main() -> None:
     parser.add_argument("--profile", default="balanced")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--long-chars", type=int, default=2000, help="length of every 25th text")
+    parser.add_argument("--long-chars", type=int, default=1000, help="length of every 100th text")
     asked = parser.parse_args()
     steps = 10
     if asked.tiny:
