@@ -65,7 +65,7 @@ EXTRA_THREADS = 2
 
 @dataclass
 class Outcome:
-    """What the faults of one site and kind did."""
+    """The effects of the faults of one site and kind."""
 
     planted: int = 0
     fired: int = 0

@@ -36,7 +36,7 @@ from nightingale_lab.reliability.soak_cases import MALFORMED, MALFORMED_MESSAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class FuzzTarget:
     """A reader. Whatever it is given, it returns or raises one of Nightingale's errors."""
 
     name: str
@@ -70,7 +70,7 @@ def short_engine() -> TTS:
 
 
 @contextmanager
-def targets(tracer: LineTracer) -> Iterator[list[Target]]:
+def targets(tracer: LineTracer) -> Iterator[list[FuzzTarget]]:
     """Open all targets: files, text, and a server that runs in threads of this process, which are traced."""
     with tempfile.TemporaryDirectory(prefix="nightingale-fuzz-") as name, short_engine() as tts:
         folder = Path(name)
@@ -81,37 +81,37 @@ def targets(tracer: LineTracer) -> Iterator[list[Target]]:
             yield [*file_targets(folder, tts), *text_targets(folder, tts), *server_targets(client)]
 
 
-def file_targets(folder: Path, tts: TTS) -> list[Target]:
+def file_targets(folder: Path, tts: TTS) -> list[FuzzTarget]:
     voice = noise_voice()
     weights = to_safetensors({"a": np.zeros((2, 3), np.float32), "b": np.arange(4)}, {"format": "pt"})
     return [
-        Target(
+        FuzzTarget(
             name="audio uploads",
             read=ignore_our_errors(lambda data: tts.learn(data, name="x", max_seconds=30.0)),
             seeds=audio_seeds(),
         ),
-        Target(
+        FuzzTarget(
             name="voice files",
             read=from_file(folder, ".safetensors", Voice.load),
             seeds=[file_contents(voice)],
             mutator=mutate_safetensors,
         ),
-        Target(
+        FuzzTarget(
             name="checkpoints: safetensors",
             read=from_file(folder, ".safetensors", read_tensors),
             seeds=[weights],
             mutator=mutate_safetensors,
         ),
-        Target(
+        FuzzTarget(
             name="checkpoints: conds.pt",
             read=from_file(folder, ".pt", lambda path: Voice.from_conds_pt(path, family="wren")),
             seeds=[conds_seed(voice)],
             mutator=mutate_zip,
         ),
-        Target(
+        FuzzTarget(
             name="EPUBs", read=from_file(folder, ".epub", read_book), seeds=[epub_seed()], mutator=mutate_zip
         ),
-        Target(
+        FuzzTarget(
             name="books: HTML and Markdown",
             read=from_file(folder, ".html", read_book),
             seeds=[b"<html><h1>One</h1><p>Text &amp; more.</p><h2>Two</h2><ul><li>a</li></ul></html>"],
@@ -119,7 +119,7 @@ def file_targets(folder: Path, tts: TTS) -> list[Target]:
     ]
 
 
-def text_targets(folder: Path, tts: TTS) -> list[Target]:
+def text_targets(folder: Path, tts: TTS) -> list[FuzzTarget]:
     def speak(data: bytes) -> None:
         session = tts.open(data.decode("utf-8", "surrogateescape")[:500], seed=1)
         session.cancel()
@@ -130,17 +130,17 @@ def text_targets(folder: Path, tts: TTS) -> list[Target]:
     )
     lexicon = b'[words]\nNASA = "nassa"\n[[entry]]\nword = "read"\nsay = "red"\nbefore = "was"\n'
     return [
-        Target(name="text", read=ignore_our_errors(speak), seeds=[text.encode() for text in SHORT_TEXTS]),
-        Target(
+        FuzzTarget(name="text", read=ignore_our_errors(speak), seeds=[text.encode() for text in SHORT_TEXTS]),
+        FuzzTarget(
             name="SSML",
             read=ignore_our_errors(lambda data: parse_ssml(data.decode("utf-8", "replace"), "en")),
             seeds=[ssml],
         ),
-        Target(name="lexicon files", read=from_file(folder, ".toml", open_lexicon), seeds=[lexicon]),
+        FuzzTarget(name="lexicon files", read=from_file(folder, ".toml", open_lexicon), seeds=[lexicon]),
     ]
 
 
-def server_targets(client: TestClient) -> list[Target]:
+def server_targets(client: TestClient) -> list[FuzzTarget]:
     """HTTP bodies must be answered with a status below 500, messages with a message."""
 
     def post(data: bytes) -> None:
@@ -176,14 +176,14 @@ def server_targets(client: TestClient) -> list[Target]:
     context += b'{"close_context":true}'
     form = next(bad.body for bad in MALFORMED if bad.body.endswith(b"--x--\r\n"))
     return [
-        Target(name="HTTP bodies", read=post, seeds=spoken),
-        Target(name="HTTP uploads", read=upload, seeds=[form]),
-        Target(
+        FuzzTarget(name="HTTP bodies", read=post, seeds=spoken),
+        FuzzTarget(name="HTTP uploads", read=upload, seeds=[form]),
+        FuzzTarget(
             name="WebSocket messages",
             read=send("/v1/audio/speech/stream"),
             seeds=[*messages, turn],
         ),
-        Target(
+        FuzzTarget(
             name="ElevenLabs messages",
             read=send(
                 "ws://127.0.0.1:8880/v1/text-to-speech/noise/multi-stream-input?output_format=pcm_24000"

@@ -28,8 +28,8 @@ from types import FrameType
 from typing import Any
 
 from nightingale_lab.bench import script
-from nightingale_lab.reliability.fuzz_targets import Target, targets
-from nightingale_lab.reliability.mutation import Corpus, LineTracer
+from nightingale_lab.reliability.fuzz_targets import FuzzTarget, targets
+from nightingale_lab.reliability.mutation import FuzzCorpus, LineTracer
 
 SLOW_S, HANG_S = 5.0, 30.0
 MEMORY_MB = 500.0
@@ -48,11 +48,11 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 2**20)
 
 
-def fuzz(target: Target, tracer: LineTracer, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+def fuzz(target: FuzzTarget, tracer: LineTracer, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     """Fuzz one target for some time."""
     rng = random.Random(f"{seed} {target.name}")
     tracer.lines.clear()
-    corpus, findings = Corpus(list(target.seeds), tracer), dict[str, str]()
+    corpus, findings = FuzzCorpus(list(target.seeds), tracer), dict[str, str]()
     runs, slowest_s = 0, 0.0
     until = time.monotonic() + seconds
     queue = list(target.seeds)
@@ -78,7 +78,7 @@ def fuzz(target: Target, tracer: LineTracer, seconds: float, seed: int, folder: 
     }
 
 
-def run_one(target: Target, corpus: Corpus, data: bytes) -> tuple[float, str | None]:
+def run_one(target: FuzzTarget, corpus: FuzzCorpus, data: bytes) -> tuple[float, str | None]:
     """Return the time that an input took, and what was wrong with it."""
     before_mb, begun, problem = peak_mb(), time.monotonic(), None
     signal.setitimer(signal.ITIMER_REAL, HANG_S)

@@ -24,7 +24,7 @@ import httpx
 from nightingale_lab.bench import script
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
 from nightingale_lab.reliability.soak import no_streams, wait_for
-from nightingale_lab.reliability.soak_cases import CODECS, Case, book_case
+from nightingale_lab.reliability.soak_cases import CODECS, SpeechCase, book_case
 from nightingale_lab.reliability.soak_clients import Refused, stream_speech
 
 GROWTH = 0.10
@@ -45,16 +45,16 @@ KEPT_SHARE = 0.5
 """Allowed share of the memory that is still held after unloading."""
 
 
-def case_of(number: int, voices: list[str], long_chars: int) -> Case:
+def case_of(number: int, voices: list[str], long_chars: int) -> SpeechCase:
     """Return the request of that number. One in a hundred is long."""
     voice = voices[number % len(voices)]
     if number % LONG_EVERY == LONG_EVERY // 2:
         return book_case(voice, long_chars, number)
     text = TEXTS[number % len(TEXTS)]
-    return Case(text=text, voice=voice, seed=number, codec=CODECS[number % len(CODECS)])
+    return SpeechCase(text=text, voice=voice, seed=number, codec=CODECS[number % len(CODECS)])
 
 
-async def send(http: httpx.AsyncClient, case: Case, left_bytes: int | None) -> None:
+async def send(http: httpx.AsyncClient, case: SpeechCase, left_bytes: int | None) -> None:
     """Read an answer, or its first bytes only; wait and try again while the queue is full."""
     while True:
         try:

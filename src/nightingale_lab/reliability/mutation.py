@@ -104,7 +104,7 @@ class LineTracer:
 
 
 @dataclass
-class Corpus:
+class FuzzCorpus:
     """Inputs that reached lines of `nightingale` that no input before them had reached."""
 
     inputs: list[bytes]

@@ -1,4 +1,4 @@
-"""Four times as many listeners as the server can supply: those that are admitted must hear no gap.
+"""Four times as many listeners as the server can supply: those that are admitted must have no underruns.
 
     python -m nightingale_lab.reliability.overload
     python -m nightingale_lab.reliability.overload --tiny      # a few seconds with random weights
@@ -41,7 +41,7 @@ MAX_QUEUE = 4
 
 
 @dataclass
-class Heard:
+class Answers:
     """Answers of all listeners."""
 
     playbacks: list[Playback] = field(default_factory=list)
@@ -52,33 +52,33 @@ class Heard:
     load_1m: list[float] = field(default_factory=list)
 
 
-async def listen(http: httpx.AsyncClient, chars: int, seed: int, heard: Heard) -> None:
+async def listen(http: httpx.AsyncClient, chars: int, seed: int, answers: Answers) -> None:
     begun, arrivals, lengths = time.perf_counter(), list[float](), list[float]()
     try:
         async for part in stream_speech(http, book_case(None, chars, seed)):
             arrivals.append(time.perf_counter() - begun)
             lengths.append(len(part) / PCM_BYTES_PER_SECOND)
     except Refused as refused:
-        heard.statuses[refused.status] += 1
+        answers.statuses[refused.status] += 1
         if refused.status == 429:
             await asyncio.sleep(1.0)
         return
     except httpx.HTTPError as error:
-        heard.failures.append(repr(error))
+        answers.failures.append(repr(error))
         return
-    heard.statuses[200] += 1
-    heard.playbacks.append(play(arrivals, lengths))
-    heard.first_s.append(arrivals[0])
+    answers.statuses[200] += 1
+    answers.playbacks.append(play(arrivals, lengths))
+    answers.first_s.append(arrivals[0])
     # A player is still playing what it has.
     await asyncio.sleep(max(0.0, arrivals[0] + sum(lengths) - (time.perf_counter() - begun)))
 
 
 async def overload(server: ServerProcess, seconds: float, chars: int, seed: int) -> dict[str, Any]:
-    heard, rng = Heard(), random.Random(seed)
+    answers, rng = Answers(), random.Random(seed)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as http:
         for number in range(WARM_UP_REQUESTS):
-            await listen(http, chars, number, Heard())
+            await listen(http, chars, number, Answers())
         before = server.ready()
         capacity = before["capacity"] or 1
         listeners = OVERLOAD * capacity
@@ -87,35 +87,35 @@ async def overload(server: ServerProcess, seconds: float, chars: int, seed: int)
         async def client() -> None:
             await asyncio.sleep(rng.uniform(0, 2))
             while time.monotonic() < until:
-                await listen(http, chars, rng.randrange(1000), heard)
+                await listen(http, chars, rng.randrange(1000), answers)
 
         async def watch() -> None:
             while True:
                 said = (await http.get("/ready")).json()
-                heard.rates += [said["rate"]] if said["rate"] else []
-                heard.load_1m.append(os.getloadavg()[0])
+                answers.rates += [said["rate"]] if said["rate"] else []
+                answers.load_1m.append(os.getloadavg()[0])
                 await asyncio.sleep(1.0)
 
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(client() for _ in range(listeners)))
         watching.cancel()
-    stalled = [one for one in heard.playbacks if one.underruns]
+    stalled = [one for one in answers.playbacks if one.underruns]
     return {
         "capacity": capacity,
         "listeners": listeners,
         "seconds": seconds,
-        "statuses": {str(status): count for status, count in sorted(heard.statuses.items())},
-        "failures": heard.failures[:10],
-        "answers": len(heard.playbacks),
+        "statuses": {str(status): count for status, count in sorted(answers.statuses.items())},
+        "failures": answers.failures[:10],
+        "answers": len(answers.playbacks),
         "answers_with_underruns": len(stalled),
         "underruns": sum(one.underruns for one in stalled),
         "longest_stall_s": round(max((one.stalled_s for one in stalled), default=0.0), 3),
         "first_audio_s": {
-            "p50": percentile(heard.first_s, 0.5, 2),
-            "p95": percentile(heard.first_s, 0.95, 2),
+            "p50": percentile(answers.first_s, 0.5, 2),
+            "p95": percentile(answers.first_s, 0.95, 2),
         },
-        "rate": {"least": min(heard.rates, default=None), "median": percentile(heard.rates, 0.5, 2)},
-        "load_1m": {"median": percentile(heard.load_1m, 0.5), "max": percentile(heard.load_1m, 1.0)},
+        "rate": {"least": min(answers.rates, default=None), "median": percentile(answers.rates, 0.5, 2)},
+        "load_1m": {"median": percentile(answers.load_1m, 0.5), "max": percentile(answers.load_1m, 1.0)},
     }
 
 

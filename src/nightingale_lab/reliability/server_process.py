@@ -23,7 +23,7 @@ START_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a process holds at one moment."""
+    """The memory, threads and descriptors of a process at one moment."""
 
     rss_mb: float
     threads: int

@@ -32,8 +32,8 @@ import httpx
 from nightingale_lab.bench import script
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
-from nightingale_lab.reliability.soak_cases import Case, book_case, speech_cases
-from nightingale_lab.reliability.soak_clients import Clients, Tally, digest, fetch
+from nightingale_lab.reliability.soak_cases import SpeechCase, book_case, speech_cases
+from nightingale_lab.reliability.soak_clients import Clients, SoakTally, digest, fetch
 
 PHASES = 3
 HEALTH_P95_MS = 250.0
@@ -42,12 +42,12 @@ RSS_GROWTH = 0.10
 HANDLES_GROWTH = 4
 """Allowed growth of the number of threads, and of file descriptors, over the same time."""
 END_LIMIT_S = 150.0
-"""How long clients may take to finish their last request at the end of a phase."""
+"""Time that clients have to finish their last request at the end of a phase."""
 
 
 @dataclass(kw_only=True)
 class Sizes:
-    """How much of everything a run has."""
+    """The sizes of a run."""
 
     phase_s: float
     cases: int
@@ -81,7 +81,9 @@ class Probe:
             self.load_1m.append(os.getloadavg()[0])
 
 
-async def repeat(act: Callable[[], Awaitable[None]], until_s: float, pause_s: float, tally: Tally) -> None:
+async def repeat(
+    act: Callable[[], Awaitable[None]], until_s: float, pause_s: float, tally: SoakTally
+) -> None:
     """Act again and again until a time, and finish the last action."""
     while time.monotonic() < until_s:
         try:
@@ -124,7 +126,7 @@ async def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
 async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> dict[str, Any]:
     """Run all phases; return the result without the checks."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-    tally, rng = Tally(), random.Random(seed)
+    tally, rng = SoakTally(), random.Random(seed)
     async with httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits) as http:
         voices = [voice["id"] for voice in (await http.get("/v1/audio/voices")).json()["voices"]]
         cases = speech_cases(voices, sizes.cases)
@@ -132,7 +134,7 @@ async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> d
             book_case(voices[number % len(voices)], sizes.book_chars // (1 + number), number)
             for number in range(sizes.books)
         ]
-        expected: dict[Case, str] = {}
+        expected: dict[SpeechCase, str] = {}
         if exact:
             for case in dict.fromkeys(case.reference for case in [*cases, *books]):
                 expected[case] = digest(await fetch(server, http, case))

@@ -23,7 +23,7 @@ SHORT_TEXTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SpeechCase:
     """A request whose audio is the same each time, in the profile `exact`."""
 
     text: str
@@ -33,16 +33,18 @@ class Case:
     transport: str = "openai"
 
     @property
-    def reference(self) -> Case:
+    def reference(self) -> SpeechCase:
         """Return the request whose answer this one's is compared with: the plain one for the same audio.
 
         The WebSocket's is its own: text that still arrives is divided into other segments.
         """
         transport = "websocket" if self.transport == "websocket" else "openai"
-        return Case(text=self.text, voice=self.voice, seed=self.seed, codec=self.codec, transport=transport)
+        return SpeechCase(
+            text=self.text, voice=self.voice, seed=self.seed, codec=self.codec, transport=transport
+        )
 
 
-def speech_cases(voices: list[str], count: int) -> list[Case]:
+def speech_cases(voices: list[str], count: int) -> list[SpeechCase]:
     """Return cases with every codec, transport and voice, as far as their number allows."""
     named: list[str | None] = [*voices, None]
     if len(voices) > 1:
@@ -54,7 +56,7 @@ def speech_cases(voices: list[str], count: int) -> list[Case]:
         plain = number % 2 == 0
         transport = "openai" if plain else TRANSPORTS[1 + number // 2 % (len(TRANSPORTS) - 1)]
         found.append(
-            Case(
+            SpeechCase(
                 text=SHORT_TEXTS[number % len(SHORT_TEXTS)],
                 # ElevenLabs' requests always name a voice.
                 voice=next(chosen) or (voices[0] if transport == "elevenlabs" else None),
@@ -66,14 +68,14 @@ def speech_cases(voices: list[str], count: int) -> list[Case]:
     return found
 
 
-def book_case(voice: str | None, chars: int, seed: int) -> Case:
+def book_case(voice: str | None, chars: int, seed: int) -> SpeechCase:
     """Return a case of many sentences, in paragraphs."""
     sentences = (files("nightingale_lab.bench") / "texts" / "wren_500.txt").read_text("utf-8").splitlines()
     first = 37 * seed % len(sentences)
     text = ""
     for number, sentence in enumerate(itertools.islice(itertools.cycle(sentences), first, None)):
         if len(text) + len(sentence) + 2 > chars:
-            return Case(text=text, voice=voice, seed=seed, codec="pcm")
+            return SpeechCase(text=text, voice=voice, seed=seed, codec="pcm")
         text += sentence + ("\n\n" if number % 7 == 6 else " ")
     raise AssertionError("the sentences repeat for ever")
 

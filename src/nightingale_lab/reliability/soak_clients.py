@@ -21,7 +21,7 @@ from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize, SynthesizeVoice
 
 from nightingale_lab.reliability.server_process import ServerProcess
-from nightingale_lab.reliability.soak_cases import MALFORMED, MALFORMED_MESSAGES, Case
+from nightingale_lab.reliability.soak_cases import MALFORMED, MALFORMED_MESSAGES, SpeechCase
 
 LIMIT_S = 900.0
 """Longest wait for anything: a book among other requests on a busy machine."""
@@ -47,11 +47,11 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class Tally:
-    """What became of all requests."""
+class SoakTally:
+    """The outcomes of all requests."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    """By kind of client and outcome."""
+    """Counts by kind of client and outcome."""
     statuses: Counter[int] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     """Everything that must not happen, in words."""
@@ -67,11 +67,11 @@ class Clients:
 
     server: ServerProcess
     http: httpx.AsyncClient
-    expected: dict[Case, str]
+    expected: dict[SpeechCase, str]
     """The digest of each case; empty if audio is not compared."""
-    cases: list[Case]
-    books: list[Case]
-    tally: Tally
+    cases: list[SpeechCase]
+    books: list[SpeechCase]
+    tally: SoakTally
     rng: random.Random
 
     async def listen(self) -> None:
@@ -88,7 +88,7 @@ class Clients:
         parts = stream_speech(self.http, case, pause_per_byte_s=1 / SLOW_BYTES_PER_S)
         await self._checked("slow reader", case, join(parts))
 
-    async def _checked(self, kind: str, case: Case, answer: Coroutine[Any, Any, bytes]) -> None:
+    async def _checked(self, kind: str, case: SpeechCase, answer: Coroutine[Any, Any, bytes]) -> None:
         """Count an answer as right if its bytes are those of the same request alone."""
         try:
             audio = await asyncio.wait_for(answer, LIMIT_S)
@@ -128,7 +128,7 @@ class Clients:
         except Refused as refused:
             self._refused("cancel", refused)
 
-    async def _interrupt(self, case: Case) -> None:
+    async def _interrupt(self, case: SpeechCase) -> None:
         async with connect(f"{self.server.websocket_url}/v1/audio/speech/stream", max_size=None) as socket:
             await socket.send(_update(case))
             await socket.send(json.dumps({"type": "input_text.append", "text": case.text}))
@@ -210,7 +210,7 @@ class Clients:
         else:
             self.tally.problem(kind, f"{seconds:.1f} s for {case.text!r}")
 
-    async def _wyoming(self, case: Case) -> bytes:
+    async def _wyoming(self, case: SpeechCase) -> bytes:
         async with AsyncTcpClient("127.0.0.1", self.server.wyoming_port) as client:
             voice = SynthesizeVoice(name=case.voice) if case.voice else None
             await client.write_event(Synthesize(text=case.text, voice=voice).event())
@@ -223,7 +223,7 @@ class Clients:
                     return audio
         raise ConnectionError(f"disconnected after {len(audio)} bytes")
 
-    async def _elevenlabs(self, case: Case) -> bytes:
+    async def _elevenlabs(self, case: SpeechCase) -> bytes:
         path = f"/v1/text-to-speech/{quote(case.voice or 'alloy')}/stream-input?output_format=pcm_24000"
         async with connect(self.server.websocket_url + path, max_size=None) as socket:
             for text in (" ", case.text + " ", ""):
@@ -259,12 +259,12 @@ def digest(audio: bytes) -> str:
     return hashlib.sha256(plain).hexdigest()
 
 
-def _body(case: Case) -> dict[str, object]:
+def _body(case: SpeechCase) -> dict[str, object]:
     body: dict[str, object] = {"input": case.text, "response_format": case.codec, "seed": case.seed}
     return body if case.voice is None else {**body, "voice": case.voice}
 
 
-def _update(case: Case) -> str:
+def _update(case: SpeechCase) -> str:
     options = {"seed": case.seed, "response_format": case.codec, "voice": case.voice}
     return json.dumps({"type": "session.update", "session": options})
 
@@ -275,7 +275,7 @@ def _refusal(event: dict[str, dict[str, str]]) -> Refused:
 
 
 async def stream_speech(
-    http: httpx.AsyncClient, case: Case, *, pause_per_byte_s: float = 0.0
+    http: httpx.AsyncClient, case: SpeechCase, *, pause_per_byte_s: float = 0.0
 ) -> AsyncIterator[bytes]:
     """Yield the audio of a plain request as it arrives."""
     async with http.stream("POST", "/v1/audio/speech", json=_body(case)) as answer:
@@ -291,7 +291,7 @@ async def join(parts: AsyncIterator[bytes]) -> bytes:
     return b"".join([part async for part in parts])
 
 
-async def fetch(server: ServerProcess, http: httpx.AsyncClient, case: Case) -> bytes:
+async def fetch(server: ServerProcess, http: httpx.AsyncClient, case: SpeechCase) -> bytes:
     """Return the audio of a case, by its transport."""
     if case.transport == "websocket":
         return await _fetch_websocket(server, case)
@@ -306,7 +306,7 @@ async def fetch(server: ServerProcess, http: httpx.AsyncClient, case: Case) -> b
     return await join(stream_speech(http, case))
 
 
-async def _fetch_events(http: httpx.AsyncClient, case: Case) -> bytes:
+async def _fetch_events(http: httpx.AsyncClient, case: SpeechCase) -> bytes:
     audio, done = b"", False
     body = {**_body(case), "stream_format": "sse"}
     async with http.stream("POST", "/v1/audio/speech", json=body) as answer:
@@ -322,7 +322,7 @@ async def _fetch_events(http: httpx.AsyncClient, case: Case) -> bytes:
     return audio
 
 
-async def _fetch_websocket(server: ServerProcess, case: Case) -> bytes:
+async def _fetch_websocket(server: ServerProcess, case: SpeechCase) -> bytes:
     audio = b""
     async with connect(f"{server.websocket_url}/v1/audio/speech/stream", max_size=None) as socket:
         await socket.send(_update(case))

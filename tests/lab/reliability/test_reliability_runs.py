@@ -36,7 +36,7 @@ def test_a_server_stands_five_minutes_of_mixed_clients() -> None:
 
 
 @pytest.mark.nightly
-def test_admitted_listeners_hear_no_gap_in_an_overload() -> None:
+def test_admitted_listeners_have_no_underruns_in_an_overload() -> None:
     result = run("overload", "--tiny")
     assert result["listeners"] == 4 * result["capacity"]
     assert result["underruns"] == 0
