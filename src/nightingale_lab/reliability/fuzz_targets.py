@@ -185,9 +185,7 @@ def server_targets(client: TestClient) -> list[FuzzTarget]:
         ),
         FuzzTarget(
             name="ElevenLabs messages",
-            read=send(
-                "ws://127.0.0.1:8880/v1/text-to-speech/noise/multi-stream-input?output_format=pcm_24000"
-            ),
+            read=send("/v1/text-to-speech/noise/multi-stream-input?output_format=pcm_24000"),
             seeds=[context],
         ),
     ]
