@@ -175,9 +175,10 @@ def server_targets(client: TestClient) -> list[FuzzTarget]:
     context = b'{"text":" ","context_id":"a"}\x1e{"text":"Hi. ","context_id":"a","flush":true}\x1e'
     context += b'{"close_context":true}'
     form = next(bad.body for bad in MALFORMED if bad.body.endswith(b"--x--\r\n"))
+    upload_of_a_clip = form.replace(b"RIFF\xff\xff\xff\xffWAVE", audio_seeds()[0])
     return [
         FuzzTarget(name="HTTP bodies", read=post, seeds=spoken),
-        FuzzTarget(name="HTTP uploads", read=upload, seeds=[form]),
+        FuzzTarget(name="HTTP uploads", read=upload, seeds=[form, upload_of_a_clip]),
         FuzzTarget(
             name="WebSocket messages",
             read=send("/v1/audio/speech/stream"),
