@@ -13,7 +13,7 @@ misbehaves (fault_sites.py). Afterwards:
 - nothing is left: slots, KV cache rows, requests, streams, threads, file descriptors, temporary files.
 
 The engine has no worker processes: a killed process is the whole server's (its supervisor starts a new one) or a
-replica's on a Ray cluster (`python benchmarks/cluster.py --part kill`). The last line is JSON.
+replica's on a Ray cluster (`python benchmarks/cluster.py --only kill`). The last line is JSON.
 """
 
 from __future__ import annotations
