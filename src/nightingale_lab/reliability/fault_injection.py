@@ -244,7 +244,7 @@ def usage() -> dict[str, int]:
 async def run(count: int, seed: int) -> dict[str, Any]:
     """Plant so many faults, in a seeded order that gives every site and kind its share."""
     rng = random.Random(seed)
-    service = SpeechService(ServerSettings(model="noise", slots=4, max_queue=64))
+    service = SpeechService(ServerSettings.model_validate({"model": "noise", "slots": 4, "max_queue": 64}))
     await service.start()
     injector = Injector(service, rng)
     await injector.learn_expected()

@@ -74,10 +74,11 @@ def targets(tracer: LineTracer) -> Iterator[list[FuzzTarget]]:
     """Open all targets: files, text, and a server that runs in threads of this process, which are traced."""
     with tempfile.TemporaryDirectory(prefix="nightingale-fuzz-") as name, short_engine() as tts:
         folder = Path(name)
-        app = create_app(ServerSettings(max_text_chars=2000), SpeechService(ServerSettings(), tts))
+        settings = ServerSettings.model_validate({"max_text_chars": 2000})
+        app = create_app(settings, SpeechService(settings, tts))
         threading.settrace(tracer.trace_calls)
         with TestClient(app, base_url="http://127.0.0.1:8880") as client:
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             yield [*file_targets(folder, tts), *text_targets(folder, tts), *server_targets(client)]
 
 

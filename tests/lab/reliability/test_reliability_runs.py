@@ -46,3 +46,10 @@ def test_admitted_listeners_have_no_underruns_in_an_overload() -> None:
 def test_memory_does_not_grow_with_requests() -> None:
     result = run("memory_growth", "--tiny")
     assert [row["requests"] for row in result["rows"]] == [50, 100]
+
+
+@pytest.mark.nightly
+def test_readers_of_untrusted_input_stand_a_little_fuzzing() -> None:
+    result = run("fuzzing", "--tiny")
+    assert {name: row["findings"] for name, row in result["rows"].items() if row["findings"]} == {}
+    assert all(row["inputs"] and row["lines"] for row in result["rows"].values())

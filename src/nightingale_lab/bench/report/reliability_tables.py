@@ -91,9 +91,7 @@ def faults(lines: Sequence[Line]) -> str:
 def fuzz(lines: Sequence[Line]) -> str:
     """Return the last run of each target."""
     real = [line for line in lines if not line.get("tiny")]
-    merged: Line = {**real[-1], "rows": {}} if real else {}
-    for line in real:
-        merged["rows"] |= line["rows"]
+    rows = {name: row for line in real for name, row in line["rows"].items()}
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, row in line["rows"].items():
@@ -108,4 +106,4 @@ def fuzz(lines: Sequence[Line]) -> str:
             )
 
     head = ["reader", "seconds", "inputs", "lines reached", "slowest input", "findings"]
-    return measured([merged] if real else [], "fuzz", head, body)
+    return measured([{**line, "rows": rows} for line in real[-1:]], "fuzz", head, body)
