@@ -47,7 +47,7 @@ from nightingale.server.service import model_loading
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 from nightingale_lab.bench import script
-from nightingale_lab.reliability.fault_sites import SITES, Site, planted
+from nightingale_lab.reliability.fault_sites import SITES, Site, Trigger, planted
 
 RECOVERY_S = 5.0
 REQUESTS = 4
@@ -167,17 +167,11 @@ class Injector:
         """Plant one fault, run requests, and check everything afterwards."""
         rng, before = self._rng, (outcome.failed, len(outcome.problems))
         outcome.planted += 1
-        cancels = rng.random() < 0.3
-        with planted(site, kind, rng.randint(1, site.calls), self.engine) as trigger:
-            requests = [
-                self.one_request(
-                    rng.choice(TEXTS), rng.randrange(REQUESTS), outcome, cancels=cancels and not n
-                )
-                for n in range(REQUESTS)
-            ]
-            if site.action == "add a voice":
-                requests.append(self.add_voice(outcome))
-            await asyncio.gather(*requests)
+        # If the requests do not make so many calls, the first one is hit.
+        for nth in (rng.randint(1, site.calls), 1):
+            trigger = await self._run_with(site, kind, nth, outcome)
+            if trigger.fired_s is not None:
+                break
         if trigger.fired_s is not None:
             outcome.fired += 1
             await self._recover(trigger.fired_s, outcome)
@@ -187,6 +181,22 @@ class Injector:
         if leaked := await self._leaks():
             outcome.problems.append(f"left behind: {leaked}")
         del outcome.problems[before[1] + 3 :]
+
+    async def _run_with(self, site: Site, kind: str, nth: int, outcome: Outcome) -> Trigger:
+        """Run requests while the nth call of a site misbehaves. One of them may be cancelled."""
+        rng = self._rng
+        cancels = rng.random() < 0.3
+        with planted(site, kind, nth, self.engine) as trigger:
+            requests = [
+                self.one_request(
+                    rng.choice(TEXTS), rng.randrange(REQUESTS), outcome, cancels=cancels and not n
+                )
+                for n in range(REQUESTS)
+            ]
+            if site.action == "add a voice":
+                requests.append(self.add_voice(outcome))
+            await asyncio.gather(*requests)
+        return trigger
 
     async def _recover(self, fired_s: float, outcome: Outcome) -> None:
         """Repeat a request until it is answered; note the time since the fault."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightingale_lab.reliability.fault_injection import RECOVERY_S, inject_faults
+from nightingale_lab.reliability.fault_injection import inject_faults
 from nightingale_lab.reliability.fault_sites import SITES
 
 
@@ -11,5 +11,4 @@ def test_a_fault_ends_at_most_one_request_and_leaves_nothing_behind() -> None:
     result = inject_faults(kinds, seed=0)
     assert result["problems"] == []
     assert len(result["rows"]) == kinds
-    assert result["total"]["fired"] > 0.8 * kinds
-    assert result["slowest_recovery_s"] < RECOVERY_S
+    assert result["total"]["fired"] > 0.9 * kinds
