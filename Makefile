@@ -9,6 +9,8 @@ PIP_ARGS ?=
 TEXT ?= Hello. I am Nightingale, and I speak on this computer without any network.
 OUT ?= hello.wav
 TESTS ?=
+MINUTES ?= 5
+SECONDS ?= 60
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
@@ -25,7 +27,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test nightly soak fuzz check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +43,12 @@ test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path
 
 nightly: $(INSTALLED_DEV) ## small runs of every benchmark and lab script
 	$(PYTEST_PARALLEL) -m nightly tests/lab
+
+soak: $(INSTALLED_DEV) ## load a real server with mixed clients for MINUTES (5), then check it
+	$(BIN)/python -m nightingale_lab.reliability.soak --minutes $(MINUTES)
+
+fuzz: $(INSTALLED_DEV) ## fuzz each reader of untrusted input for SECONDS (60)
+	$(BIN)/python -m nightingale_lab.reliability.fuzzing --seconds $(SECONDS)
 
 check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
 	$(BIN)/ruff check .
@@ -117,7 +125,7 @@ audit: ## list what a server installs (dist/sbom.cdx.json, CycloneDX), and known
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard
 
-docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md)
+docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md, reliability.md)
 	$(BIN)/python tools/make_docs.py
 
 clean: ## forget the environment and the caches

@@ -16,7 +16,7 @@ from nightingale.cli.commands import app
 from nightingale.cli.console import INTERRUPTED
 from nightingale.server.settings import ServerSettings
 from nightingale.server.settings_reload import RELOADED
-from nightingale_lab.bench.report import cluster_tables, markdown
+from nightingale_lab.bench.report import cluster_tables, markdown, reliability_tables
 from nightingale_lab.bench.store import read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -132,7 +132,19 @@ def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
         "cluster": cluster_tables.cluster(lines["cluster"]),
         "fleet": cluster_tables.fleet(lines["fleet"]),
     }
-    template = (ROOT / "tools" / "performance.md").read_text(encoding="utf-8")
+    return filled("performance.md", tables)
+
+
+def reliability(results: Path = ROOT / "benchmarks" / "results") -> str:
+    """tools/reliability.md, each {{name}} in it replaced by the table of that name."""
+    names = ("soak", "overload", "memory", "faults", "fuzz")
+    tables = {name: getattr(reliability_tables, name)(read_lines(results, name)) for name in names}
+    return filled("reliability.md", tables)
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """A template of this folder, each {{name}} in it replaced by the table of that name."""
+    template = (ROOT / "tools" / page).read_text(encoding="utf-8")
     return re.sub(
         r"^\{\{(\w+)\}\}$",
         lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- -->",
@@ -156,6 +168,7 @@ def pages() -> dict[str, str]:
         ),
         "docs/configuration.md": configuration(),
         "docs/performance.md": performance(),
+        "docs/reliability.md": reliability(),
     }
 
 

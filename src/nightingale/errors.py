@@ -177,6 +177,8 @@ class EngineFault(NightingaleError):
     """The engine failed while it served the request."""
 
     exit_code = 9
+    engine_ended = False
+    """True if the engine has ended, so that another request would fail, too."""
 
 
 def wrong_type(param: str, value: object, allowed: str, *, fix: str | None = None) -> ConfigError:

@@ -11,12 +11,14 @@ from nightingale.audio.reference_check import check_reference
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import Encoders, ModelInfo
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
+from nightingale.engine.faults import raising_engine_faults
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.engine")
 
 
+@raising_engine_faults()
 def clone(
     samples: Samples,
     rate_hz: int,
@@ -31,6 +33,7 @@ def clone(
 
     Raises:
         BadReference: The clip is too short or silent.
+        EngineFault: An encoder failed.
     """
     for warning in check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s):
         log.info("%s: %s", source, warning)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from types import UnionType
 
+import numpy as np
+
 from nightingale.errors import ConfigError, EngineFault, NightingaleError, TextError, memory_full, wrong_type
+from nightingale.types import Samples
 
 
 def engine_closed() -> NightingaleError:
-    return EngineFault("the engine was closed", fix="Open a new TTS.")
+    fault = EngineFault("the engine was closed", fix="Open a new TTS.")
+    fault.engine_ended = True
+    return fault
 
 
 def engine_failed(error: BaseException) -> NightingaleError:
-    """Return the error that a request ends with when `error` was not its caller's fault."""
+    """Return the error that a request ends with when this one occurred, which may be one of Nightingale's."""
+    if isinstance(error, NightingaleError):
+        return error
     if (full := memory_full(error)) is not None:
         return full
     first_line, _, _ = str(error).partition("\n")
@@ -25,6 +33,28 @@ def engine_failed(error: BaseException) -> NightingaleError:
     )
     fault.__cause__ = error
     return fault
+
+
+@contextmanager
+def raising_engine_faults() -> Iterator[None]:
+    """Raise EngineFault in place of an error that is none of Nightingale's. Can be used as a decorator."""
+    try:
+        yield
+    except Exception as error:
+        if (fault := engine_failed(error)) is error:
+            raise
+        raise fault from error
+
+
+def check_finite(samples: Samples, source: str) -> Samples:
+    """Return the samples; raise EngineFault if one of them is NaN or infinite. source: what made them."""
+    if not np.isfinite(samples).all():
+        raise EngineFault(
+            f"the {source} returned numbers that are not audio",
+            got="NaN or infinity",
+            fix="Try again; if it happens again, report it with the text and `nightingale doctor`.",
+        )
+    return samples
 
 
 def engine_forked() -> NightingaleError:

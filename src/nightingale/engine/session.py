@@ -15,6 +15,7 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
+from nightingale.engine.faults import check_finite
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import NightingaleError
@@ -185,7 +186,7 @@ class Session:
     def put(self, samples: Samples) -> None:
         """Append rendered audio."""
         if self._mark is not None and len(samples) and not self.cancelled:
-            samples = self._mark(samples)
+            samples = check_finite(self._mark(samples), "watermark")
         with self._changed:
             self.timing.delivered(len(samples))
             if len(samples) and not self.cancelled:

@@ -28,6 +28,7 @@ from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.engine.admission import Admission
 from nightingale.engine.batch_pacing import BatchPacing
 from nightingale.engine.faults import engine_closed, engine_failed
+from nightingale.engine.guarded_calls import hint_busy, move_slot, release_slot
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
@@ -148,7 +149,7 @@ class Worker:
                 break
             self._guarded(admitted[0], self._start, *admitted)
         self._decode()
-        self.renderer.decoder_busy(bool(self._rows_to_decode()))
+        hint_busy(self.renderer, bool(self._rows_to_decode()))
         self._render()
         self._deliver()
         decoded, self._decoded = self._decoded, []
@@ -227,7 +228,9 @@ class Worker:
         started = time.perf_counter()
         # All tokens first: accepting one may end an utterance and move another one to its slot.
         for request, tokens in zip(rows, self.decoder.decode(list(rows.values())), strict=True):
-            self._jobs[request].session.timing.record("t3", started)
+            if (job := self._jobs.get(request)) is None:
+                continue  # it was dropped, because its slot could not be moved
+            job.session.timing.record("t3", started)
             if isinstance(tokens, Exception):
                 self._drop(request, engine_failed(tokens))
             else:
@@ -370,17 +373,16 @@ class Worker:
             slot = running.index(request) if request in running else None
             move = self.scheduler.remove(request)
         if slot is not None:
-            self.decoder.release(slot)
-        if move is not None:
-            self.decoder.move(*move)
+            release_slot(self.decoder, slot)
+        if move is not None and (error := move_slot(self.decoder, *move)) is not None:
+            self._drop(self.scheduler.running[move[1]], engine_failed(error))
 
     def _drop(self, request: int, error: NightingaleError | None = None) -> None:
         """Remove a request and free all it holds."""
         if error is not None and request in self.scheduler.running:
             self.decoder.reset(self.scheduler.running.index(request))
         self._release(request)
-        if request in self._ready:
-            self._ready.remove(request)
+        self._ready = [other for other in self._ready if other != request]
         with self._changed:
             job = self._jobs.pop(request, None)
         if job is not None:
@@ -392,5 +394,4 @@ class Worker:
         try:
             action(*arguments)
         except Exception as error:
-            fault = error if isinstance(error, NightingaleError) else engine_failed(error)
-            self._drop(request, fault)
+            self._drop(request, engine_failed(error))

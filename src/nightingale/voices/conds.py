@@ -6,8 +6,11 @@ of their own. Only the few classes that such a file needs are resolved, so the p
 
 from __future__ import annotations
 
+import math
 import pickle
+import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,13 @@ _DTYPES = {
     "IntStorage": np.int32,
     "BoolStorage": np.bool_,
 }
+MAX_STORAGE_BYTES = 64 << 20
+"""A voice has less than one megabyte."""
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Unpickles tensors. In Python, because the memo of the C version takes gigabytes if a file asks for it."""
+
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(archive.open(f"{root}/data.pkl"))
         self._archive, self._root = archive, root
@@ -41,12 +48,17 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> NDArray[Any]:
         _, dtype, key, _, _ = pid
-        return np.frombuffer(self._archive.read(f"{self._root}/data/{key}"), dtype)
+        member = self._archive.getinfo(f"{self._root}/data/{key}")
+        if member.file_size > MAX_STORAGE_BYTES:  # zipfile reads no more than this size
+            raise ValueError(f"a tensor of {member.file_size} bytes")
+        return np.frombuffer(self._archive.read(member), dtype)
 
 
 def _tensor(
     storage: NDArray[Any], offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: Any
 ) -> NDArray[Any]:
+    if math.prod(shape) > len(storage):
+        raise ValueError("a tensor is larger than its storage")
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
     if offset < 0 or min(stride, default=0) < 0 or last >= max(1, len(storage)):
         raise ValueError("a tensor reaches beyond its storage")
@@ -66,7 +78,7 @@ def read_tensors(path: Path) -> Any:
             root = next(n for n in archive.namelist() if n.endswith("/data.pkl")).removesuffix("/data.pkl")
             return _Unpickler(archive, root).load()
     except (
-        EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, KeyError, TypeError, AttributeError,
-        IndexError, StopIteration,
+        EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error, LookupError,
+        TypeError, AttributeError, AssertionError, ArithmeticError, MemoryError, StopIteration,
     ) as error:  # fmt: skip
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -65,6 +65,8 @@ class NoiseRunner:
 
     def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
         for one in inputs:
+            # As keys and values that are written again: a step that failed may be repeated.
+            del self._states[one.slot][one.position :]
             if len(self._states[one.slot]) + len(one.tokens) > self._capacity:
                 raise MemoryFull(
                     "the utterance is longer than its KV cache", allowed=f"{self._capacity} positions"

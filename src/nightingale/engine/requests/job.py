@@ -12,11 +12,13 @@ from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.philox import nth_seed
+from nightingale.engine.faults import check_finite
 from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.recorded_segments import RecordedSegment
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.session import Request, Session
+from nightingale.errors import EngineFault
 from nightingale.types import Samples
 
 
@@ -148,6 +150,13 @@ class Job:
 def results_of(future: RenderFuture, blocks: int) -> list[Samples | Exception]:
     """Return the samples of each block, or for each the error that rendering them raised."""
     try:
-        return list(future.result())
+        return [_checked(samples) for samples in future.result()]
     except Exception as error:
         return [error] * blocks
+
+
+def _checked(samples: Samples) -> Samples | Exception:
+    try:
+        return check_finite(samples, "renderer")
+    except EngineFault as fault:
+        return fault

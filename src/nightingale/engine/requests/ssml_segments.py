@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+from nightingale.engine.faults import raising_engine_faults
 from nightingale.engine.load import Model
 from nightingale.engine.rendering.time_stretch import MAX_SPEED, MIN_SPEED
 from nightingale.engine.requests.controls import RequestOptions
@@ -42,6 +43,7 @@ def segmenter_of(
         given = request.get("ssml_voices") or {}
         return voices.resolve(given[name.lower()]) if name.lower() in given else voices.named(name)
 
+    @raising_engine_faults()
     def segment(text: str, **options: Any) -> Iterator[TextSegment]:
         if not is_ssml(text):
             return plain(text, **options)

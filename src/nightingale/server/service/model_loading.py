@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from nightingale.server.settings import ServerSettings
 WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
 
+MIMALLOC_DELAY_S: Final = 0.15
+MIMALLOC_LARGE_BYTES: Final = 64 << 20
 
 REQUEST_CONTROLS: Final = ("speed", "temperature", "exaggeration", "cfg_weight")
 """Controls for which a request has fields."""
@@ -122,6 +125,11 @@ def release_memory() -> None:
     gc.collect()
     with suppress(OSError, AttributeError):  # glibc keeps freed memory between blocks that are still used
         ctypes.CDLL(None).malloc_trim(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        # On ARM, PyTorch allocates with mimalloc, which returns memory only when a large block is freed after
+        # its delay (`mi_option_purge_delay` times 10). This one is never touched, so it takes no memory.
+        time.sleep(MIMALLOC_DELAY_S)
+        torch.empty(MIMALLOC_LARGE_BYTES, dtype=torch.uint8)
     if (cuda := _cuda()) is not None:
         cuda.empty_cache()
 

@@ -25,7 +25,7 @@ from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import Occupancy
 from nightingale.engine.tts import TTS
-from nightingale.errors import EngineFault, QueueFull, TextTooLong
+from nightingale.errors import EngineFault, QueueFull, TextTooLong, raising_memory_full
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.service import model_loading
 from nightingale.server.service.model_loading import ModelCard, gpu_memory_bytes, resident_bytes
@@ -305,8 +305,8 @@ class SpeechService:
             tts = await self._engine()
             try:
                 return await self._in_thread(act, tts)
-            except EngineFault:  # the engine's thread has died: try once more with a new engine
-                if self._given_tts is not None or self.state == "stopping":
+            except EngineFault as fault:  # if the engine's thread has died, try once more with a new engine
+                if not fault.engine_ended or self._given_tts is not None or self.state == "stopping":
                     raise
                 if self._tts is tts:  # otherwise a concurrent request has replaced it already
                     log.error("the engine has died and is loaded again")
@@ -324,10 +324,11 @@ class SpeechService:
                 self.state, self._load_began_s = "loading", time.monotonic()
                 before_bytes = resident_bytes()
                 try:
-                    tts = self._given_tts
-                    if tts is None:
-                        tts = await self._in_thread(model_loading.load_engine, self.settings)
-                    await self._in_thread(model_loading.warm_up, tts, self._voices.registry)
+                    with raising_memory_full():
+                        tts = self._given_tts
+                        if tts is None:
+                            tts = await self._in_thread(model_loading.load_engine, self.settings)
+                        await self._in_thread(model_loading.warm_up, tts, self._voices.registry)
                 except BaseException:
                     self.state = "failed"
                     raise

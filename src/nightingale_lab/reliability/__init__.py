@@ -1,0 +1,1 @@
+"""Long runs that try to break the server: soak, overload, memory growth, injected faults, and fuzzing."""
