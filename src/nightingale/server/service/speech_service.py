@@ -347,9 +347,8 @@ class SpeechService:
             idle_s = time.monotonic() - self._last_used_s
             busy = self._open_streams or self._pending_calls or self._load_lock.locked()
             if self._tts is not None and not busy and idle_s >= keep_s:
-                async with (
-                    self._load_lock
-                ):  # a request that arrives now loads it again, but not beside this one
+                # A request that arrives now loads it again, but not beside this one.
+                async with self._load_lock:
                     tts, self._tts = self._tts, None
                     self._model_memory.set(0)
                     await self._in_thread(tts.close)
