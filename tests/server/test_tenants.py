@@ -80,6 +80,12 @@ def delete(server: LiveServer, name: str, path: str) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("voices")
 def test_a_tenant_deletes_its_own_voices_only(tenants: LiveServer) -> None:
+    def deletable(name: str) -> set[str]:
+        found = HTTP.get(f"{tenants.http}/v1/audio/voices", headers=header(name)).json()["voices"]
+        return {voice["id"] for voice in found if voice["deletable"]}
+
+    assert deletable("ann") == {"anns", "same"}
+    assert deletable("boss") == {"all"}
     assert delete(tenants, "ann", "audio/voices/bobs") == (404, "voice_not_found")
     assert delete(tenants, "ann", "audio/voices/all") == (403, "admin_required")
     assert delete(tenants, "ann", "audio/voices/same")[0] == 200

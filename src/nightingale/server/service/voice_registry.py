@@ -48,7 +48,9 @@ class VoiceInfo(BaseModel):
     default: bool
     """True for the voice of requests that name none."""
     shared: bool
-    """True if all tenants of the server have it; only an admin can delete it."""
+    """True if all tenants of the server have it."""
+    deletable: bool
+    """True if the client may delete it: a tenant its own voices, an admin also those of all."""
     description: str
     gender: str | None
     """"female" or "male", if known."""
@@ -165,6 +167,7 @@ class VoiceRegistry:
             builtin=uploaded is None,
             default=tenant is None and name == (self._settings.voice or (own.name if own else None)),
             shared=tenant is None,
+            deletable=uploaded is not None and self._settings.uploads,
             description=description,
             gender=traits.gender,
             accent=traits.accent,

@@ -29,6 +29,9 @@ class TenantVoices:
     def entries(self, tts: TTS, of: str | None = None) -> list[VoiceInfo]:
         """Return the voices that the tenant may use; `of`: only the own ones of another tenant, for an admin."""
         found = self.registry.entries(tts, self._folder(of))
+        if not self._tenants.current().is_admin:
+            for voice in found:
+                voice.deletable &= not voice.shared
         return found if of is None else [voice for voice in found if not voice.shared]
 
     def resolve(self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS) -> Voice | None:

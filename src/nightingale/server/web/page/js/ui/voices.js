@@ -60,7 +60,7 @@ export class Voices {
       ),
       preview,
     );
-    if (voice.builtin === false) {
+    if (voice.deletable) {
       row.append(iconButton("remove", "Delete", name, () => this.actions.remove(voice.id)));
     }
     return row;
