@@ -194,4 +194,4 @@ def test_nan_samples_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         return np.full_like(push(stream, tokens, final=final), np.nan)
 
     monkeypatch.setattr(NoiseStream, "push", broken)
-    refused(say("Hello", "-m", "noise", "-o", "out.wav", "-q"), 8, "not finite")
+    refused(say("Hello", "-m", "noise", "-o", "out.wav", "-q"), 9, "NaN")
