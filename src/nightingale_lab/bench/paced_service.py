@@ -30,7 +30,7 @@ class PacedStream:
     seed, voice_name = 0, "paced"
     warnings = ()
     queue_position, place = 0, None
-    """As of a request that starts at once: nothing estimates the wait."""
+    """Those of a request that starts at once, because nothing estimates the wait."""
 
     def __init__(self, service: PacedService) -> None:
         self._service = service
