@@ -74,7 +74,9 @@ browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's c
 	$(PIP) -e '.[browser]'
 	npm install --silent --no-save --prefix examples/browser onnxruntime-web
 	npm install --silent --no-save --prefix tests/browser axe-core@4
-	$(BIN)/python -m pytest -m browser tests/browser tests/export
+	$(BIN)/python -m pytest -m browser tests/browser
+	@# In a process of its own: Playwright's synchronous interface can be started once.
+	$(BIN)/python -m pytest -m browser tests/export
 
 CONTRACT := tests/contract
 # Home Assistant pins other versions than the clients: it has an environment inside theirs.
