@@ -2,10 +2,10 @@
 
     PEER_HOME/bin/python worker.py hibari PEER_HOME THREADS [SIZE WEIGHTS]
 
-In: {"text", "seed"}. Out: {"ready": ms} once, then for each text {"seconds"} whenever audio is ready to be
-played, and {"end": true}. A peer synthesizes sentence by sentence where its package can. This file uses the
-standard library and the peer's own packages only. Upstream gets random weights of a SIZE and writes them to
-the folder WEIGHTS.
+In: {"text", "seed"}, and "wav", a path, if the audio is to be kept. Out: {"ready": ms} once, then for each text
+{"seconds"} whenever audio is ready to be played, and {"end": true}. A peer synthesizes sentence by sentence where
+its package can. This file uses the standard library and the peer's own packages only. Upstream gets random weights
+of a SIZE and writes them to the folder WEIGHTS.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import json
 import sys
 import time
 import types
+import wave
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-Synthesize = Callable[[str, int], Iterator[float]]
+Synthesize = Callable[[str, int], Iterator[tuple[Any, int]]]
+"""Yields samples and their rate: an array of float32, or 16-bit numbers as `array("h")`."""
 KOKORO_RATE_HZ = 24_000
 
 
@@ -35,10 +38,10 @@ def hibari(_: Path, threads: int) -> Synthesize:
 
     voice: Any = Hibari(threads=threads)
 
-    def synthesize(text: str, seed: int) -> Iterator[float]:
+    def synthesize(text: str, seed: int) -> Iterator[tuple[Any, int]]:
         rng = np.random.default_rng(seed)
         for phonemes in voice.phonemize(text):
-            yield len(voice.from_ids(voice.ids(phonemes), 1.0, rng)) / KOKORO_RATE_HZ
+            yield voice.from_ids(voice.ids(phonemes), 1.0, rng), KOKORO_RATE_HZ
 
     return synthesize
 
@@ -60,7 +63,7 @@ def kokoro(home: Path, threads: int) -> Synthesize:
     styles = np.fromfile(home / "share" / "af_heart.bin", dtype="<f4").reshape(-1, 1, 256)
     front: Any = Hibari(threads=threads)
 
-    def synthesize(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[tuple[Any, int]]:
         for phonemes in front.phonemize(text):
             ids = [vocabulary[sign] for sign in phonemes if sign in vocabulary]
             given = {
@@ -68,7 +71,7 @@ def kokoro(home: Path, threads: int) -> Synthesize:
                 "style": styles[min(len(ids), len(styles) - 1)],
                 "speed": np.array([1.0], dtype=np.float32),
             }
-            yield session.run(None, given)[0].size / KOKORO_RATE_HZ
+            yield session.run(None, given)[0].reshape(-1), KOKORO_RATE_HZ
 
     return synthesize
 
@@ -84,16 +87,16 @@ def espeak(_: Path, __: int) -> Synthesize:
     retrieval, utf8 = 1, 1  # AUDIO_OUTPUT_RETRIEVAL, espeakCHARS_UTF8
     rate_hz = library.espeak_Initialize(retrieval, 60, str(espeakng_loader.get_data_path()).encode(), 0)
     library.espeak_SetVoiceByName(b"en-us")
-    made: SimpleQueue[float | None] = SimpleQueue()
+    made: SimpleQueue[array[int] | None] = SimpleQueue()
 
-    def take(_samples: Any, count: int, _events: Any) -> int:
-        made.put(count / rate_hz)
+    def take(samples: Any, count: int, _events: Any) -> int:
+        made.put(array("h", ctypes.string_at(samples, 2 * count) if samples else b""))
         return 0
 
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(take)
     library.espeak_SetSynthCallback(callback)
 
-    def synthesize(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[tuple[Any, int]]:
         data = text.encode()
 
         def work() -> None:
@@ -102,8 +105,8 @@ def espeak(_: Path, __: int) -> Synthesize:
             made.put(None)
 
         Thread(target=work, daemon=True).start()
-        while (seconds := made.get()) is not None:
-            yield seconds
+        while (samples := made.get()) is not None:
+            yield samples, rate_hz
 
     synthesize.callback = callback  # type: ignore[attr-defined]  # the library holds no reference to it
     return synthesize
@@ -117,9 +120,9 @@ def upstream(_: Path, __: int, size: str, weights: str) -> Synthesize:
     model = RandomUpstream(FAMILIES[size])
     model.save(Path(weights))
 
-    def synthesize(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[tuple[Any, int]]:
         ids = list(text.encode())
-        yield model.render(model.decode(ids, tokens_for(len(ids)))).shape[-1] / RATE_HZ
+        yield model.render(model.decode(ids, tokens_for(len(ids)))).reshape(-1).numpy(), RATE_HZ
 
     return synthesize
 
@@ -130,6 +133,20 @@ PEERS: dict[str, Callable[..., Synthesize]] = {
     "espeak-ng": espeak,
     "upstream": upstream,
 }
+
+
+def pcm16(samples: Any) -> bytes:
+    if not isinstance(samples, array):
+        import numpy as np
+
+        samples = (np.clip(samples, -1, 1) * 32767).astype("<i2")
+    return bytes(samples.tobytes())
+
+
+def write_wav(path: str, chunks: list[tuple[Any, int]]) -> None:
+    with wave.open(path, "wb") as file:
+        file.setparams((1, 2, chunks[0][1], 0, "NONE", ""))
+        file.writeframes(b"".join(pcm16(samples) for samples, _ in chunks))
 
 
 def send(**message: object) -> None:
@@ -144,8 +161,12 @@ def main() -> None:
     send(ready=round(1000 * (time.perf_counter() - begun), 1))
     for line in sys.stdin:
         job = json.loads(line)
-        for seconds in synthesize(job["text"], job["seed"]):
-            send(seconds=seconds)
+        chunks = []
+        for samples, rate_hz in synthesize(job["text"], job["seed"]):
+            send(seconds=len(samples) / rate_hz)
+            chunks.append((samples, rate_hz))
+        if job.get("wav"):
+            write_wav(job["wav"], chunks)
         send(end=True)
 
 
