@@ -1,0 +1,46 @@
+"""What MkDocs calls while it builds the site (mkdocs.yml): links that leave docs/, and players.
+
+The pages are written for GitHub, a pager and the site alike: plain Markdown, whose links to audio files become
+players here, and whose links to files outside docs/ become text, since those files are not part of the site.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+NUMBER = re.compile(r"<!--[a-z][\w.-]*-->(.*?)<!---->")
+AUDIO = re.compile(r'<a href="([^"]+\.mp3)">(.*?)</a>')
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Remove the marks of numbers, and replace links to files outside docs/ by their text.
+
+    Raises:
+        PluginError: such a file does not exist.
+    """
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def text_only(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return link[0]
+        if not target.exists():
+            raise PluginError(f"{page.file.src_uri} links to {link[2]}, which does not exist")
+        path = target.relative_to(ROOT).as_posix()
+        return link[1] if path in link[1] else f"{link[1]} (`{path}` in the repository)"
+
+    return LINK.sub(text_only, NUMBER.sub(r"\1", markdown))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show a player for each link to an audio file."""
+    player = (
+        r'<span class="player-name">\2</span><audio controls preload="none" src="\1" aria-label="\2"></audio>'
+    )
+    return AUDIO.sub(player, html)
