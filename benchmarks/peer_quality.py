@@ -57,7 +57,7 @@ def main() -> None:
             if name == "wren":
                 with TTS() as tts:
                     engines[name] = judged(
-                        lambda text, seed, wav, tts=tts: tts.say(text, seed=seed).save(wav),  # type: ignore[misc]
+                        lambda text, seed, wav, tts=tts: tts.say(text, seed=seed).save(wav),
                         lines,
                         folder,
                         judges,

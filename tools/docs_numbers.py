@@ -177,7 +177,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "engine.ten-together": lambda: stored("engine", "ten_together_over_ten_in_a_row", "{:.2f}"),
     "engine.ten-together-fastest": lambda: stored("engine", "granted_together_over_in_a_row", "{:.2f}"),
     **{
-        f"server.overhead-{kind}-ms": lambda kind=kind: stored(  # type: ignore[misc]
+        f"server.overhead-{kind}-ms": lambda kind=kind: stored(
             "server", f"overhead_ms_p50>{kind}", "{:.1f}", profile="exact"
         )
         for kind in ("pcm", "mp3", "opus")

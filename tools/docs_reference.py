@@ -267,6 +267,6 @@ def openapi_page(document: Mapping[str, Any]) -> str:
 
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of a server with default settings, without its version."""
-    document = create_app(ServerSettings(_env_file=None)).openapi()  # type: ignore[call-arg]
+    document = create_app(ServerSettings(_env_file=None)).openapi()
     document["info"].pop("version", None)
     return document

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site (mkdocs.yml): links that leave docs/, and players.
+"""Hooks of the site build (mkdocs.yml): links that leave docs/ become text, links to audio become players.
 
 The pages are written for GitHub, a pager and the site alike: plain Markdown, whose links to audio files become
 players here, and whose links to files outside docs/ become text, since those files are not part of the site.
