@@ -19,7 +19,8 @@ nightingale export wren -o examples/browser/model
 python -m http.server --directory examples/browser
 ```
 
-Then open <http://localhost:8000>. [Browsers](export.md#in-a-browser) describes it. `nightingale serve` has
+Then open <http://localhost:8000>. After the first two commands, `make site` puts the page into the site too, as
+`demo/index.html`. [Browsers](export.md#in-a-browser) describes it. `nightingale serve` has
 [a page of its own](page.md).
 """
 

@@ -7,12 +7,15 @@ players here, and whose links to files outside docs/ become text, since those fi
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "examples" / "browser"
+RUNTIME = Path("node_modules/onnxruntime-web/dist")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
 NUMBER = re.compile(r"<!--[a-z][\w.-]*-->(.*?)<!---->")
 AUDIO = re.compile(r'<a href="([^"]+\.mp3)">(.*?)</a>')
@@ -44,3 +47,13 @@ def on_page_content(html: str, **_: Any) -> str:
         r'<span class="player-name">\2</span><audio controls preload="none" src="\1" aria-label="\2"></audio>'
     )
     return AUDIO.sub(player, html)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Add the page that speaks in a browser as demo/, if its model and its runtime are there."""
+    if (DEMO / "model" / "export.json").is_file() and (DEMO / RUNTIME).is_dir():
+        target = Path(config["site_dir"]) / "demo"
+        for part in ("model", RUNTIME):
+            shutil.copytree(DEMO / part, target / part, dirs_exist_ok=True)
+        for page in DEMO.glob("*.*"):
+            shutil.copy(page, target)

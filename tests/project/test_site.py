@@ -30,7 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
     pages = {page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")}
-    built = {page.relative_to(site).with_suffix("") for page in site.rglob("*.html")}
+    found = (page.relative_to(site) for page in site.rglob("*.html"))
+    built = {page.with_suffix("") for page in found if page.parts[0] != "demo"}
     assert pages == built - {Path("404")}
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1]
     assert {Path(name).with_suffix("") for name in re.findall(r": ([\w/-]+\.md)$", navigation, re.M)} == pages
@@ -57,6 +58,22 @@ def test_every_voice_can_be_played(site: Path) -> None:
 
 def test_marks_of_numbers_are_not_in_the_pages(site: Path) -> None:
     assert not [page.name for page in site.rglob("*.html") if "<!--wren." in page.read_text()]
+
+
+def test_the_browser_page_is_added_where_its_model_and_runtime_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = load_tool("site_hooks")
+    hooks.on_post_build(config={"site_dir": str(tmp_path / "without")})
+    assert not (tmp_path / "without" / "demo").exists() or (hooks.DEMO / "model").exists()
+    demo = tmp_path / "browser"
+    for name in ("model/export.json", f"{hooks.RUNTIME}/ort.wasm.min.mjs", "index.html"):
+        (demo / name).parent.mkdir(parents=True, exist_ok=True)
+        (demo / name).touch()
+    monkeypatch.setattr(hooks, "DEMO", demo)
+    hooks.on_post_build(config={"site_dir": str(tmp_path)})
+    assert (tmp_path / "demo" / "index.html").is_file()
+    assert (tmp_path / "demo" / hooks.RUNTIME / "ort.wasm.min.mjs").is_file()
 
 
 class PageFile:
