@@ -51,6 +51,8 @@ CLAIMS: dict[str, list[tuple[str, str, str, str]]] = {
         ("Kokoro-82M int8: first audio", "kokoro.first-audio-ms", " ms", PEERS),
         ("Kokoro-82M int8: word error rate, base", "kokoro.wer-base", " %", JUDGED),
         ("Kokoro-82M int8: DNSMOS", "kokoro.dnsmos", "", JUDGED),
+        ("Piper: real-time factor, short text", "piper.rtf", "", PEERS),
+        ("Piper: first audio", "piper.first-audio-ms", " ms", PEERS),
         ("Piper: word error rate, base", "piper.wer-base", " %", JUDGED),
         ("Piper: DNSMOS", "piper.dnsmos", "", JUDGED),
     ],
@@ -101,7 +103,8 @@ def where(found: Number) -> tuple[str, str]:
     if found.line is None:
         return "", ""
     commit = f"{commit_label(found.line)}, " if found.line["commit"] else ""
-    return machine(found.line), f"{commit}{found.line['date'][:10]}"
+    note = f", {found.line['note']}" if "note" in found.line else ""
+    return f"{machine(found.line)}{note}", f"{commit}{found.line['date'][:10]}"
 
 
 def claims_page() -> str:

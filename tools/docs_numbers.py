@@ -138,7 +138,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     # nightingale bench --peer all: a short text, one request at a time
     **{
         f"{who}.{name}": _short(who, column, form)
-        for who in ("hibari", "kokoro")
+        for who in ("hibari", "kokoro", "piper")
         for name, column, form in (("rtf", "rtf_p50", "{:.3f}"), ("first-audio-ms", "ttfa_ms_p50", "{:,.0f}"))
     },
     # python benchmarks/gpu_engine.py: random weights of full size

@@ -138,6 +138,7 @@ def first_audio() -> str:
     values = {
         "hibari": number("hibari.first-audio-ms").value,
         "wren": number("wren.first-audio-ms").value,
+        "Piper, medium": number("piper.first-audio-ms").value,
         "Kokoro-82M int8": number("kokoro.first-audio-ms").value,
         "Turbo, H200": number("gpu.turbo-first-audio-ms").value,
         "multilingual, H200": number("gpu.block-first-audio-ms").value,

@@ -43,7 +43,8 @@ def source(line: Line, kind: str) -> str:
     loaded = f", load {load:g} before the end" if load is not None else ""
     when = f", {line['date'][:10]}"
     commit = f", commit {commit_label(line)}" if line["commit"] else ""
-    return f"*{where}{loaded}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
+    note = f", {line['note']}" if "note" in line else ""
+    return f"*{where}{loaded}{note}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
 
 
 def newest(lines: Sequence[Line], among: str = "", name: str = "") -> Line | None:
@@ -235,7 +236,9 @@ def _bench_cells(row: ReportRow) -> Sequence[object]:
 
 def concurrency(bench_lines: Sequence[Line]) -> str:
     """Return the rows of the newest run with several requests at a time."""
-    lines = [line for line in bench_lines if line.get("concurrency")]
+    lines = [
+        line for line in bench_lines if any(row["concurrency"] > 1 for row in line.get("concurrency", ()))
+    ]
     return measured(
         lines,
         "bench",
