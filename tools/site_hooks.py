@@ -1,7 +1,8 @@
 """Hooks of the site build (mkdocs.yml): links that leave docs/ become text, links to audio become players.
 
-The pages are written for GitHub, a pager and the site alike: plain Markdown, whose links to audio files become
-players here, and whose links to files outside docs/ become text, since those files are not part of the site.
+The pages are written for GitHub, a pager and the site alike, as plain Markdown. Here, links to audio files become
+players, links that show the name of a file show the title of its page, and links to files outside docs/ become text,
+since those files are not part of the site.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "browser"
 RUNTIME = Path("node_modules/onnxruntime-web/dist")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+NAMED = re.compile(r"\[(?:[\w-]+/)*[\w-]+\.md\]\(((?:\.\./|[\w-]+/)*[\w-]+\.md)(#[\w-]+)?\)")
 NUMBER = re.compile(r"<!--[a-z][\w.-]*-->(.*?)<!---->")
 AUDIO = re.compile(r'<a href="([^"]+\.mp3)">(.*?)</a>')
 
@@ -38,7 +40,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = target.relative_to(ROOT).as_posix()
         return link[1] if path in link[1] else f"{link[1]} (`{path}` in the repository)"
 
-    return LINK.sub(text_only, NUMBER.sub(r"\1", markdown))
+    def with_title(link: re.Match[str]) -> str:
+        target = folder / link[1]
+        return f"[{page_title(target)}]({link[1]}{link[2] or ''})" if target.is_file() else link[0]
+
+    return NAMED.sub(with_title, LINK.sub(text_only, NUMBER.sub(r"\1", markdown)))
+
+
+def page_title(path: Path) -> str:
+    """Return the first heading of a page."""
+    return path.read_text(encoding="utf-8").partition("# ")[2].partition("\n")[0]
 
 
 def on_page_content(html: str, **_: Any) -> str:

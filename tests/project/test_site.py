@@ -90,6 +90,7 @@ class Page:
         ("See [dev/LOG.md](../dev/LOG.md).", "See dev/LOG.md."),
         ("See [the log](../dev/LOG.md#a).", "See the log (`dev/LOG.md` in the repository)."),
         ("See [wren](wren.md).", "See [wren](wren.md)."),
+        ("See [text.md](text.md#ssml).", "See [Text](text.md#ssml)."),
         ("A <!--wren.rtf-->0.1<!----> here.", "A 0.1 here."),
     ],
 )
