@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,7 @@ def _short(who: str, what: str, form: str) -> Callable[[], Number]:
 
 
 def _judged(engine: str, path: str, form: str, scale: float = 1.0) -> Callable[[], Number]:
-    """Return what benchmarks/peer_quality.py stored about an engine, which may not have been judged yet."""
-
-    def found() -> Number:
-        if not any(at(line, f"engines>{engine}") for line in lines("peers")):
-            return Number(text="not judged", value=nan, line=None, kind=None)
-        return stored("peers", f"engines>{engine}>{path}", form, scale)
-
-    return found
+    return lambda: stored("peers", f"engines>{engine}>{path}", form, scale)
 
 
 def _arm(path: str, form: str, scale: float = 1.0) -> Callable[[], Number]:
