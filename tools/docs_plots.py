@@ -128,7 +128,9 @@ def quality_by_size() -> str:
         x = left + (right - left) * log10(size / x_ticks[0]) / log10(x_ticks[-1] / x_ticks[0])
         y = bottom - (bottom - top) * rate / y_ticks[-1]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{OURS if name == "wren" else OTHERS}"/>')
-        parts.append(text(x + 10, y + 4, f"{name}, {rate:.1f} %", "start"))
+        # Wren's name stands to the left: Kokoro's dot is near.
+        side, anchor = (-10, "end") if name == "wren" else (10, "start")
+        parts.append(text(x + side, y + 4, f"{name}, {rate:.1f} %", anchor))
     note = "Whisper base; lower is better. Wren: 200 sentences, the others: 20 or 40 of them"
     return document(330, "Quality against size", [*parts, text(16, 322, note, "start", "note")])
 
