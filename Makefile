@@ -27,7 +27,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly soak fuzz check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,11 +50,14 @@ soak: $(INSTALLED_DEV) ## load a real server with mixed clients for MINUTES (5),
 fuzz: $(INSTALLED_DEV) ## fuzz each reader of untrusted input for SECONDS (60)
 	$(BIN)/python -m nightingale_lab.reliability.fuzzing --seconds $(SECONDS)
 
-check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
+check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the site, the built wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(PYTEST_PARALLEL) --dist=worksteal -m '' tests/project
+
+site: $(INSTALLED_DEV) ## build the documentation into site/, which opens without a server or a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(INSTALLED_DEV) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -127,11 +130,11 @@ audit: ## list what a server installs (dist/sbom.cdx.json, CycloneDX), and known
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard
 
-docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md, reliability.md)
+docs: $(INSTALLED_DEV) ## write the generated pages, the plots, and the measured numbers of all pages
 	$(BIN)/python tools/make_docs.py
 
 clean: ## forget the environment and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Nightingale needs Python 3.11 or newer; none was found. Try: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
