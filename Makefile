@@ -27,7 +27,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly soak fuzz check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test nightly soak fuzz check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit release-check bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,11 @@ audit: ## list what a server installs (dist/sbom.cdx.json, CycloneDX), and known
 	mkdir -p dist
 	.venv-audit/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/sbom.cdx.json .venv-audit/server/bin/python
 	.venv-audit/tools/bin/pip-audit --skip-editable --path .venv-audit/server/lib/python3*/site-packages
+
+release-check: ## build wheel and sdist of both distributions (dist/), check them, try them with each Python found (PYTHONS="3.12 3.13")
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet $(PIP_ARGS) build==1.6.1 twine==7.0.0 check-wheel-contents==0.6.3
+	.venv-release/bin/python tools/release_check.py $(PYTHONS) --pip-args="$(PIP_ARGS)"
 
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard
