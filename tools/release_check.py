@@ -115,7 +115,9 @@ def try_wheels(python: Path, wheels: dict[str, Path], pip_args: list[str], scrat
 def main() -> None:
     """Build, check and try; the first failure ends the program with exit code 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("versions", nargs="*", help="versions of Python that must be tried; all that are found")
+    parser.add_argument(
+        "versions", nargs="*", help="versions of Python that must be tried; all that are found"
+    )
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the built files stay")
     parser.add_argument("--pip-args", default="", help="more arguments for pip, such as an index")
     arguments = parser.parse_args()
