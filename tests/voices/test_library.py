@@ -223,3 +223,10 @@ def test_a_url_that_cannot_be_opened_is_an_error_that_says_so(monkeypatch: pytes
     monkeypatch.setenv("NIGHTINGALE_VOICES", "nosuchthing://bucket/voices")
     with pytest.raises(ConfigError, match="cannot be opened"):
         library.locate("anna")
+
+
+@pytest.mark.parametrize("path", sorted(library.builtin_folder().glob("*.safetensors")), ids=lambda p: p.stem)
+def test_every_built_in_voice_has_a_card_with_provenance_licence_and_use(path: Path) -> None:
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert card.startswith(f"# {path.stem}\n")
+    assert all(f"- **{part}.**" in card for part in ("Provenance", "Licence", "Use"))
