@@ -52,7 +52,9 @@ def test_an_unknown_voice_is_answered_with_close_ones() -> None:
     assert "annabel" in caught.value.allowed
 
 
-@pytest.mark.parametrize("name", ["", "../evil", "Anna", "a" * 65, "a b", "a/b", "ä", "anna.wav", "anna\n"])
+@pytest.mark.parametrize(
+    "name", ["", "../evil", "Anna", "a" * 65, "a b", "a/b", "ä", "anna.wav", "anna\n", "con", "lpt1"]
+)
 def test_a_name_that_could_be_a_path_is_never_looked_up(name: str) -> None:
     for act in (lambda: library.find(name), lambda: library.add(name, voice()), lambda: library.remove(name)):
         with pytest.raises(VoiceNotFound, match="not a voice name"):
