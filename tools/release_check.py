@@ -60,7 +60,10 @@ def build(name: str, project: Path, dist: Path, scratch: Path) -> Path:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", scratch, unpacked, cwd=scratch)
     if found := differences(wheel_files(wheel), wheel_files(scratch / wheel.name)):
         sys.exit(f"the wheel from {sdist.name} differs from {wheel.name}: {', '.join(found)}")
-    print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB; its wheel equals the one from the checkout")
+    print(
+        f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB; its wheel equals the one from the checkout",
+        flush=True,
+    )
     return wheel
 
 
@@ -105,11 +108,12 @@ def try_wheels(python: Path, wheels: dict[str, Path], pip_args: list[str], scrat
         sys.exit(f"`nightingale --version` printed {said!r}, and the wheel has version {version}")
     run(scripts / "nightingale", "say", "Good morning.", "-o", "out.wav", cwd=scratch)
     seconds = check_speech(scratch / "out.wav")
-    run(*pip, wheels["nightingale_lab"], "--find-links", wheels["nightingale_tts"].parent, cwd=scratch)
+    # Before PyTorch comes: a package of CUDA names a platform that pip does not know.
     run(scripts / "python", "-m", "pip", "check", cwd=scratch)
+    run(*pip, wheels["nightingale_lab"], "--find-links", wheels["nightingale_tts"].parent, cwd=scratch)
     if "--peer" not in run(scripts / "nightingale", "bench", "--help", cwd=scratch):
         sys.exit("`nightingale bench --help` does not list its options")
-    print(f"{python}: both wheels installed, {seconds:.1f} s spoken")
+    print(f"{python}: both wheels installed, {seconds:.1f} s spoken", flush=True)
 
 
 def main() -> None:
