@@ -48,7 +48,7 @@ rm -rf "$folder/context" && mkdir "$folder/context"
 git -C "$source" ls-files -z | tar -C "$source" --null -T - -c | tar -C "$folder/context" -x
 
 in_builder '
-  buildah images -q docker.io/library/python:3.11-slim | grep -q . && exit
+  buildah images -q docker.io/library/python:3.11-slim 2>/dev/null | grep -q . && exit
   made=$(buildah from scratch)
   buildah add -q "$made" /work/base /
   buildah config --env PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin "$made"
