@@ -101,6 +101,7 @@ def test_a_text_that_cannot_be_spoken_fails_alone_and_is_tried_again() -> None:
         ("a.txt", "\n\n", "no texts"),
         ("a.csv", "words\nHello.\n", "unknown column"),
         ("a.csv", "text,id\nHello.,../up\n", "not an id"),
+        ("a.csv", "text,id\nHello.,nul\n", "not an id"),
         ("a.csv", "text,id\nHello.,a\nBye.,a\n", "same id"),
         ("a.csv", "text,speed\nHello.,fast\n", "speed is not a number"),
         ("a.csv", "text,speed\nHello.,99\n", "speed is out of range"),

@@ -16,9 +16,11 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CODE_OF_CONDUCT.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", "benchmarks/", ".ci/")
+FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", "benchmarks/", ".ci/", ".github/")
 FILES = (
     "Makefile",
     "pyproject.toml",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightingale.cli.console import note
 from nightingale.errors import ConfigError, NightingaleError, OutputError, TextError
+from nightingale.files import is_device_name
 
 if TYPE_CHECKING:
     from nightingale.engine import TTS
@@ -99,7 +100,7 @@ def speak_batch(
     written = failed = 0
     on_line(len(lines) - len(wanted))
     try:
-        manifest = (folder / MANIFEST).open("a", encoding="utf-8")
+        manifest = (folder / MANIFEST).open("a", encoding="utf-8", newline="\n")
     except OSError as error:
         raise OutputError(
             "the manifest cannot be written", got=str(error), allowed="a writable folder"
@@ -204,8 +205,9 @@ def _line(where: str, number: str, row: dict[Any, Any], controls: Mapping[str, A
     text, name = row.pop("text", None), str(row.pop("id", number))
     if not isinstance(text, str) or not text.strip():
         raise TextError("a line has no text", got=f"{text!r} in {where}", allowed="a column text")
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise ConfigError("not an id", got=f"{name!r} in {where}", allowed="letters, digits, _, - and .")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name) or is_device_name(name):
+        allowed = "letters, digits, _, - and ., and no name of a Windows device (con, nul, com1)"
+        raise ConfigError("not an id", got=f"{name!r} in {where}", allowed=allowed)
     own: dict[str, Any] = {}
     for control, value in row.items():
         try:

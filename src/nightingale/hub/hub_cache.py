@@ -39,7 +39,7 @@ def in_cache(card: Card, name: str) -> Path | None:
     repository = _cached_repository(card)
     pinned = [r for r in revisions_in_cache(card) if r.startswith(card.revision_prefix)]
     branch = repository / "refs" / card.revision  # contains a commit
-    named = branch.read_text() if branch.is_file() else card.revision
+    named = branch.read_text(encoding="utf-8") if branch.is_file() else card.revision
     paths = (repository / "snapshots" / revision / name for revision in [*pinned, named])
     return next((path for path in paths if path.is_file()), None)
 

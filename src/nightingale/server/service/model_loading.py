@@ -123,7 +123,8 @@ def warm_up(tts: TTS, voices: VoiceRegistry) -> None:
 def release_memory() -> None:
     """Free what an unloaded model leaves behind. The CUDA context stays until the process ends."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc keeps freed memory between blocks that are still used
+    # glibc keeps freed memory between blocks that are still used. Other systems have no such function.
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     if (torch := sys.modules.get("torch")) is not None:
         # On ARM, PyTorch allocates with mimalloc, which returns memory only when a large block is freed after
@@ -137,7 +138,7 @@ def release_memory() -> None:
 def resident_bytes() -> int:
     """Return the memory of this process, as far as it is in RAM; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
