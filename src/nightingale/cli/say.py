@@ -119,7 +119,7 @@ def say(
     if words is None and not play:
         what = "typed lines can only be played, and audio cannot be played here"
         raise OutputError(what, fix='Give a text: nightingale say "Hello." -o hello.wav')
-    tts = open_engine(asked, controls, model_options)
+    tts = open_engine(asked, controls, model_options, timestamps=bool(captions))
     if words is not None:
         _speak(tts, words, asked, controls, out, play, bit_rate, captions)
         return
@@ -128,7 +128,13 @@ def say(
     speak_lines(lambda line: _speak(tts, line, asked, controls, None, True, None))
 
 
-def open_engine(asked: SimpleNamespace, controls: dict[str, Any], model_options: dict[str, Any]) -> TTS:
+def open_engine(
+    asked: SimpleNamespace,
+    controls: dict[str, Any],
+    model_options: dict[str, Any],
+    *,
+    timestamps: bool = False,
+) -> TTS:
     """Check the options, ask before a download, and load the model."""
     with fast_startup(), raising_memory_full():
         from nightingale.backends.profiles import with_options
@@ -136,7 +142,7 @@ def open_engine(asked: SimpleNamespace, controls: dict[str, Any], model_options:
         from nightingale.engine.requests.early_checks import check_call
 
         profile, device = with_options(asked.profile, {"stream": asked.stream}), asked.device or "auto"
-        check_call(asked.model, profile=profile, device=device, **controls)
+        check_call(asked.model, profile=profile, device=device, timestamps=timestamps, **controls)
         confirm_download(asked.model, model_options, offline=asked.offline, yes=asked.yes)
         from nightingale.engine import TTS
 

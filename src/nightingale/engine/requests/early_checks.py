@@ -8,9 +8,11 @@ from typing import Any
 from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import profile_named
 from nightingale.backends.selection import find_machine
+from nightingale.engine.rendering.word_timer import check_heads
 from nightingale.engine.requests.controls import SWITCHES, check_control
 from nightingale.errors import VoiceNotFound
 from nightingale.hub.cards import CARDS
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sound_tags import tags_of as tags_of
@@ -30,6 +32,7 @@ def check_call(
     device: str,
     voice: str | None,
     language: str | None,
+    timestamps: bool = False,
     **controls: Any,
 ) -> None:
     """Raise the error that a call would end with, as far as it is known without the model's files.
@@ -37,9 +40,11 @@ def check_call(
     Args:
         model: A name or a folder; None is wren. Nothing is known of the voices and languages of a folder.
         profile, device: As `TTS` takes them.
-        voice, language, controls: As `TTS.say` takes them.
+        voice, language, timestamps, controls: As `TTS.say` takes them.
     """
     name = model or "wren"
+    if timestamps and name in PRESETS:
+        check_heads(name, PRESETS[name].t3)
     profile_named(profile)
     if device != "auto":
         find_machine(BACKENDS, device)
