@@ -67,7 +67,7 @@ def test_voices_follow_marks_and_quotation_marks(brief: TTS) -> None:
         add_voice(name, brief)
     Path("talk.md").write_text(
         "# One\n\nThe room was quiet. [voice:Anna]Who are you, stranger?[/voice] asked the woman at the table.\n\n"
-        "[voice:karl] I am a captain. \n\nStill the captain speaks here.\n\n# Two\n\n"
+        "[voice:Karl(2)+anna] I am a captain. \n\nStill the captain speaks here.\n\n# Two\n\n"
         '"Good evening to you all," said the guest. “It never ends.\n\n“It goes on.”\n'
     )
     make("talk.md", "-o", "talk.m4b", "--dialogue-voice", "anna")
@@ -77,8 +77,8 @@ def test_voices_follow_marks_and_quotation_marks(brief: TTS) -> None:
         ("default", "The room was quiet."),
         ("anna", "Who are you, stranger?"),
         ("default", "asked the woman at the table."),
-        ("karl", "I am a captain."),
-        ("karl", "Still the captain speaks here."),
+        ("karl(2)+anna", "I am a captain."),
+        ("karl(2)+anna", "Still the captain speaks here."),
         ("default", "Two."),
         ("anna", '"Good evening to you all,"'),
         ("default", "said the guest."),

@@ -223,6 +223,8 @@ def test_every_format_of_a_file_and_of_stdout() -> None:
         (["-v", "nobody"], "no such voice"),
         (["-v", "no/clip.wav"], "no such voice"),
         (["--device", "cuda:99"], "cuda:99"),
+        (["-v", "heart+nobody"], "nobody"),
+        (["-v", "heart+(2)"], "heart(2)+emma"),
     ],
 )
 def test_options_are_checked_before_a_model_is_loaded(
@@ -240,7 +242,7 @@ def test_options_are_checked_before_a_model_is_loaded(
     assert not list(Path().iterdir())
 
 
-@pytest.mark.parametrize("voice", ["default", "DEFAULT", "nova", "Nova", "noise"])
+@pytest.mark.parametrize("voice", ["default", "DEFAULT", "nova", "Nova", "noise", "noise+Nova(3)"])
 def test_other_names_of_voices_are_accepted(voice: str) -> None:
     assert sha256("Hello.", "-v", voice) == sha256("Hello.")
 

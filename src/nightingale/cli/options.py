@@ -77,7 +77,7 @@ Quiet = Annotated[bool, option("Print only errors and notices on stderr.", "-q",
 VoiceName = Annotated[
     str | None,
     option(
-        "A name, a clip (wav, flac, ogg, mp3) or a .safetensors voice.",
+        "A name, a blend such as heart(2)+emma, a clip (wav, flac, ogg, mp3) or a .safetensors voice.",
         "-v",
         "--voice",
         default="the model's own",

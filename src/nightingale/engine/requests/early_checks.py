@@ -18,6 +18,7 @@ from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sound_tags import tags_of as tags_of
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
+from nightingale.voices.blend import is_blend, parse_blend
 
 
 def languages_of(model: str) -> tuple[str, ...]:
@@ -56,7 +57,9 @@ def check_call(
     if language is not None and is_known:
         check_language(language, languages_of(name))
     if voice is not None:
-        _check_voice(voice, any_name=not is_known)
+        blended = is_blend(voice) and not Path(voice).expanduser().is_file()
+        for one in [name for name, _ in parse_blend(voice)] if blended else [voice]:
+            _check_voice(one, any_name=not is_known)
 
 
 def _check_voice(voice: str, *, any_name: bool) -> None:
