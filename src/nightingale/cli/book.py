@@ -101,6 +101,7 @@ def book(
     strict: Annotated[
         bool, option("Let a sentence fail of which a part would not be spoken.", "--strict")
     ] = False,
+    watermark: options.Watermark = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -127,6 +128,8 @@ def book(
         raise OutputError("the report cannot be written", got=f"{report} (no such folder)")
     controls = {name: getattr(asked, name) for name in CONTROLS}
     tts = open_engine(asked, controls, model_options)
+    if watermark:  # marked sentences are others in the cache
+        model_options["watermark"] = True
     try:
         with raising_memory_full():
             _make(asked, found, plans, output, voices, tts, controls, model_options)

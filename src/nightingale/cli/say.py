@@ -147,9 +147,14 @@ def open_engine(
         from nightingale.engine import TTS
 
         with progress_line(loading(asked.model), quiet=asked.quiet):
-            if getattr(asked, "watermark", False):  # `book` has no such option
-                model_options = {**model_options, "watermark": True}
-            tts = TTS(asked.model, device=device, profile=profile, offline=asked.offline, **model_options)
+            tts = TTS(
+                asked.model,
+                device=device,
+                profile=profile,
+                offline=asked.offline,
+                watermark=asked.watermark,
+                **model_options,
+            )
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     return tts
