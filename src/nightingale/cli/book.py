@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import note, parse_options, progress_bar, progress_line
+from nightingale.cli.console import format_clock, note, parse_options, progress_bar, progress_line
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say import open_engine
 from nightingale.cli.say_output import parse_bit_rate
@@ -245,7 +245,7 @@ def _make(
     if not asked.quiet:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         chapters = sum(1 for one in spoken if one.passages)
-        note(f"{output.path}: {chapters} chapters, {_clock(done.seconds)}; sentences: {told}")
+        note(f"{output.path}: {chapters} chapters, {format_clock(done.seconds)}; sentences: {told}")
         levels = done.levels
         note(
             f"RMS {levels.rms_db:.1f} dB, peak {levels.peak_db:.1f} dB, noise floor {levels.noise_db:.1f} dB, "
@@ -323,12 +323,7 @@ def _progress(show: Callable[[str], None]) -> Callable[[BookProgress], None]:
         took_s = time.monotonic() - started_s
         if progress.new_chars and took_s > 0:
             left_s = (progress.chars - progress.done_chars) * took_s / progress.new_chars
-            line += f" {_clock(left_s)} left, {progress.audio_seconds / took_s:.1f}x"
+            line += f" {format_clock(left_s)} left, {progress.audio_seconds / took_s:.1f}x"
         show(f"{line} {progress.chapter[:MAX_SHOWN_CHARS]}")
 
     return tell
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

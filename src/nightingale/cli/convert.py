@@ -52,7 +52,9 @@ def convert(
         check_out(target, as_json, bit_rate, form)
     if recording != PIPE and not Path(recording).expanduser().is_file():
         raise BadReference("no such recording", got=recording, fix="Check the path.")
-    converter = _open(model, voice, profile, stream, device, offline, yes, watermark, model_options, quiet)
+    converter = _open(
+        model, voice, profile, stream, device, offline, yes, watermark, model_options, as_json, quiet
+    )
     with converter, progress_line("converting …", quiet=quiet) as show_progress, raising_memory_full():
         seconds = 0.0
         with open_sinks(target, converter.sample_rate_hz, play=play, bit_rate=bit_rate, form=form) as sinks:
@@ -78,18 +80,27 @@ def _open(
     yes: bool,
     watermark: bool,
     model_options: dict[str, Any],
+    as_json: bool,
     quiet: bool,
 ) -> VoiceConverter:
     """Check the options, ask before a download, and load the model."""
     from nightingale.backends.profiles import with_options
-    from nightingale.cli.downloads import confirm_download
+    from nightingale.cli.downloads import fetch_model
     from nightingale.engine.conversion import VoiceConverter
     from nightingale.engine.load import CONVERTER_WITHOUT
     from nightingale.engine.requests.early_checks import check_call
 
     chosen = with_options(profile, {"stream": stream})
     check_call(model, profile=chosen, device=device, voice=voice, language=None)
-    confirm_download(model, model_options, offline=offline, yes=yes, without=CONVERTER_WITHOUT)
+    fetch_model(
+        model,
+        model_options,
+        offline=offline,
+        yes=yes,
+        as_json=as_json,
+        quiet=quiet,
+        without=CONVERTER_WITHOUT,
+    )
     with progress_line(loading(model), quiet=quiet), raising_memory_full():
         return VoiceConverter.load(
             model, device=device, profile=chosen, offline=offline, watermark=watermark, **model_options

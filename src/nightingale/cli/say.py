@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import loading, note, parse_options, progress_bar, progress_line
+from nightingale.cli.console import format_clock, loading, note, parse_options, progress_bar, progress_line
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say_captions import caption_files, write_captions
 from nightingale.cli.say_input import PIPE, read_text, with_defaults
@@ -113,7 +113,7 @@ def say(
         return
     out, play = choose_output(asked.out, asked.play)
     if out is not None:
-        check_out(out, as_json, bit_rate, asked.form)
+        check_out(out, asked.as_json, bit_rate, asked.form)
     words = read_text(text, file)
     captions = caption_files(asked, has_text=words is not None)
     if words is None and not play:
@@ -138,12 +138,13 @@ def open_engine(
     """Check the options, ask before a download, and load the model."""
     with fast_startup(), raising_memory_full():
         from nightingale.backends.profiles import with_options
-        from nightingale.cli.downloads import confirm_download
+        from nightingale.cli.downloads import fetch_model
         from nightingale.engine.requests.early_checks import check_call
 
         profile, device = with_options(asked.profile, {"stream": asked.stream}), asked.device or "auto"
         check_call(asked.model, profile=profile, device=device, timestamps=timestamps, **controls)
-        confirm_download(asked.model, model_options, offline=asked.offline, yes=asked.yes)
+        consent = {name: getattr(asked, name) for name in ("offline", "yes", "as_json", "quiet")}
+        fetch_model(asked.model, model_options, **consent)
         from nightingale.engine import TTS
 
         with progress_line(loading(asked.model), quiet=asked.quiet):
@@ -185,8 +186,7 @@ def _speak(
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
                 timed += chunk.words
                 progress = meter.add(chunk)
-                minutes, seconds = divmod(int(progress.audio_seconds), 60)
-                show_progress(f"{progress_bar(progress.fraction)} {minutes}:{seconds:02}")
+                show_progress(f"{progress_bar(progress.fraction)} {format_clock(progress.audio_seconds)}")
     if captions:
         write_captions(captions, timed, asked.language)
     metrics = speech.metrics
