@@ -232,7 +232,9 @@ def test_options_are_checked_before_a_model_is_loaded(
     monkeypatch.setattr(
         "nightingale.engine.tts.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    monkeypatch.setattr(downloads, "fetch_model", lambda *_, **__: pytest.fail("a download was asked for"))
+    monkeypatch.setattr(
+        downloads, "confirm_download", lambda *_, **__: pytest.fail("a download was asked for")
+    )
     result = run("say", "Hello.", *arguments)
     assert result.exit_code in (2, 4, 6), result.output
     assert said in result.stderr

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nightingale.cli.console import format_clock, format_size, note, progress_bar, progress_line
@@ -20,22 +21,34 @@ REPORT_EVERY_S = 1.0
 """Time between two events of --json."""
 
 
-def fetch_model(
-    model: str | None,
+def prepare_model(
+    asked: SimpleNamespace,
     options: dict[str, Any],
     *,
-    offline: bool,
-    yes: bool,
-    as_json: bool = False,
-    quiet: bool = False,
+    timestamps: bool = False,
     without: Collection[str] = (),
-) -> None:
-    """Download a model that is not here, after consent: see `confirm_download`."""
-    if confirm_download(model, options, offline=offline, yes=yes, without=without) and model is not None:
+    **controls: Any,
+) -> str | None:
+    """Check the arguments of a command, and download its model if that is not here. Return the profile.
+
+    Args:
+        asked: The arguments of the command.
+        options: Those of the model.
+        timestamps: Words are to be timed.
+        without: Roles of files that are not needed.
+        controls: Arguments of `TTS.say`.
+    """
+    from nightingale.backends.profiles import with_options
+    from nightingale.engine.requests.early_checks import check_call
+
+    model, profile = asked.model, with_options(asked.profile, {"stream": asked.stream})
+    check_call(model, profile=profile, device=asked.device or "auto", timestamps=timestamps, **controls)
+    if confirm_download(model, options, offline=asked.offline, yes=asked.yes, without=without):
         from nightingale.hub.find import locate
 
-        with download_reports(model, as_json=as_json, quiet=quiet) as report:
+        with download_reports(model, as_json=asked.as_json, quiet=asked.quiet) as report:
             locate(model, without=without, on_download=report, **options)
+    return profile
 
 
 @contextmanager

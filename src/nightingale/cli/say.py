@@ -137,20 +137,15 @@ def open_engine(
 ) -> TTS:
     """Check the options, ask before a download, and load the model."""
     with fast_startup(), raising_memory_full():
-        from nightingale.backends.profiles import with_options
-        from nightingale.cli.downloads import fetch_model
-        from nightingale.engine.requests.early_checks import check_call
+        from nightingale.cli.downloads import prepare_model
 
-        profile, device = with_options(asked.profile, {"stream": asked.stream}), asked.device or "auto"
-        check_call(asked.model, profile=profile, device=device, timestamps=timestamps, **controls)
-        consent = {name: getattr(asked, name) for name in ("offline", "yes", "as_json", "quiet")}
-        fetch_model(asked.model, model_options, **consent)
+        profile = prepare_model(asked, model_options, timestamps=timestamps, **controls)
         from nightingale.engine import TTS
 
         with progress_line(loading(asked.model), quiet=asked.quiet):
             tts = TTS(
                 asked.model,
-                device=device,
+                device=asked.device or "auto",
                 profile=profile,
                 offline=asked.offline,
                 watermark=asked.watermark,
