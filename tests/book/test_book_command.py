@@ -179,6 +179,7 @@ def test_a_language_that_the_model_does_not_speak_is_told() -> None:
         (["sea.epub", "--bitrate", "9999k"], 2, "no such bit rate"),
         (["sea.epub", "--cover", "sea.epub"], 2, "not a cover"),
         (["sea.epub", "--temperature", "-1"], 2, "temperature"),
+        (["sea.epub", "--gpus-per-worker", "-1"], 2, "too few GPUs"),
         (["sea.epub", "-v", "missing"], 6, "no such voice"),
         (["sea.epub", "--dialogue-voice", "missing"], 6, "no such voice"),
         (["marks.txt"], 6, "no such voice"),

@@ -78,6 +78,11 @@ def test_a_file_is_converted(clip: Path, tmp_path: Path) -> None:
         (["convert", "{clip}", "-o", "missing/out.wav"], 8, "cannot be written"),
         (["convert", "{clip}", "-v", "no voice", "-o", "out.wav"], 6, "no such voice"),
         (["convert", "{clip}", "-m", "noise", "-O", "t3=v3", "-o", "out.wav"], 2, "has no options"),
+        (
+            ["convert", "{clip}", "-m", "turbo", "--yes", "--seed", "-1", "-o", "out.wav"],
+            2,
+            "seed is out of range",
+        ),
         (["detect", "missing.wav"], 6, "cannot be opened"),
     ],
 )

@@ -116,6 +116,11 @@ def book(
         open_lexicon(lexicon)
     if cluster is not None and cluster < 1:
         raise ConfigError("too few workers", got=str(cluster), allowed="1 or more", param="cluster")
+    if gpus_per_worker < 0:
+        got = str(gpus_per_worker)
+        raise ConfigError("too few GPUs", got=got, allowed="0 or more", param="gpus_per_worker")
+    if cache is not None and cache.exists() and not cache.is_dir():
+        raise OutputError("the folder of sentences cannot be made", got=f"{cache} (a file)")
     output = _choose_output(asked)
     found = _read(asked)
     if show_list:

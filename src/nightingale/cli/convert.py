@@ -76,7 +76,8 @@ def _open(asked: SimpleNamespace, model_options: dict[str, Any]) -> VoiceConvert
     from nightingale.engine.conversion import VoiceConverter
     from nightingale.engine.load import CONVERTER_WITHOUT
 
-    profile = prepare_model(asked, model_options, without=CONVERTER_WITHOUT, voice=asked.voice, language=None)
+    controls = {"voice": asked.voice, "language": None, "seed": asked.seed}
+    profile = prepare_model(asked, model_options, without=CONVERTER_WITHOUT, **controls)
     with progress_line(loading(asked.model), quiet=asked.quiet), raising_memory_full():
         return VoiceConverter.load(
             asked.model,
