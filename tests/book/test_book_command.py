@@ -153,7 +153,9 @@ def test_what_is_left_out_of_a_sentence_is_in_the_report(
 ) -> None:
     monkeypatch.setattr(load, "load_noise", lambda: english._model)
     Path("sea.txt").write_text("The keeper slept until noon.\n\nHe wrote 你好 into the book at night.")
-    make("sea.txt", "-o", "sea.m4b")
+    told = make("sea.txt", "-o", "sea.m4b")
+    assert "warning: chapter 1, 'He wrote 你好 into the book at night.': wren speaks English" in told.stderr
+    assert len(json.loads(told.stdout)["warnings"]) == 1
     assert ["warnings" in line for line in report()] == [False, True]
     assert "Chinese characters" in report()[1]["warnings"][0]
     make("sea.txt", "-o", "sea.m4b", "--strict", exit_code=1)

@@ -116,7 +116,7 @@ def test_shells_complete_commands_models_and_voices(shell: str) -> None:
 
     assert "say" in complete("nightingale", "s")
     assert "turbo" in complete("nightingale", "say", "-m", "tur")
-    assert "emma" in complete("nightingale", "say", "-v", "em")
+    assert "heart+emma" in complete("nightingale", "say", "-v", "heart+em")
 
 
 def test_audio_is_played_and_also_written(played: Path) -> None:

@@ -223,7 +223,7 @@ def _make(
     controls: dict[str, Any],
     model_options: dict[str, Any],
 ) -> None:
-    from nightingale.book.book_report import count_passages, summary_of, write_report
+    from nightingale.book.book_report import count_passages, summary_of, warnings_of, write_report
     from nightingale.book.making import narrate, write_book
     from nightingale.book.narration import Narrator
     from nightingale.book.sentence_cache import REPORT, SentenceCache
@@ -244,7 +244,11 @@ def _make(
         done = write_book(found, spoken, narrator, output)
     report = asked.report or cache.folder / REPORT
     write_report(report, spoken)
-    counts = count_passages(spoken)
+    counts, warnings = count_passages(spoken), warnings_of(spoken)
+    for warning in warnings[:MAX_PROBLEMS]:
+        note(f"warning: {warning}")
+    if len(warnings) > MAX_PROBLEMS:
+        note(f"warning: {len(warnings) - MAX_PROBLEMS} other sentences were not spoken whole: see the report")
     if asked.remove_cache:
         cache.remove()
     if not asked.quiet:

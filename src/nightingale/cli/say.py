@@ -226,7 +226,10 @@ def _say_batch(
         def show(done: int) -> None:
             show_progress(f"{progress_bar(done / len(lines))} {done} of {len(lines)}")
 
-        written, failed = speak_batch(tts, lines, folder, suffix, bit_rate=bit_rate, on_line=show)
+        settings = {"profile": asked.profile, "options": model_options, "watermark": asked.watermark}
+        written, failed = speak_batch(
+            tts, lines, folder, suffix, bit_rate=bit_rate, settings=settings, on_line=show
+        )
     summary = {"written": written, "kept": len(lines) - written - failed, "failed": failed}
     if not asked.quiet:
         counts = ", ".join(f"{count} {name}" for name, count in summary.items())
