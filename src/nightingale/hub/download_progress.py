@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadProgress:
-    """How far a download is. Sizes of files that have not been started are approximate."""
+    """The state of a download. Sizes of files that have not been started are approximate."""
 
     file: str
     done_bytes: int

@@ -56,7 +56,7 @@ def _cached_repository(card: Card) -> Path:
 def download(card: Card, names: tuple[str, ...], meter: DownloadMeter | None = None) -> Path:
     """Download the first of `names` that the repository has. The hub client writes its cache atomically.
 
-    meter: Is told the progress; without one the client draws its own bars at a terminal.
+    meter: Is told the progress; without one the client shows its own bars at a terminal.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -73,7 +73,7 @@ def download(card: Card, names: tuple[str, ...], meter: DownloadMeter | None = N
     reason = unreachable or "no such file in the repository"
     for name in () if unreachable else names:
         options: dict[str, Any] = {"revision": card.revision, "cache_dir": cache_root()}
-        # Old clients have no such parameter and draw their own bars.
+        # Old clients have no such parameter and show their own bars.
         if meter is not None and "tqdm_class" in signature(hf_hub_download).parameters:
             options["tqdm_class"] = meter.bar(names[0])
         try:
