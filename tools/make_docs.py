@@ -36,8 +36,8 @@ FLAGS = {"uploads": "--uploads/--no-uploads", "page": "--page/--no-page"}
 def command_pages(command: Any, path: str, parent: Any = None) -> list[str]:
     """The help of a command and of everything below it."""
     verb = path.rsplit(" ", 1)[-1]
-    width = {"max_content_width": WIDTH, "terminal_width": WIDTH}
-    context = command.context_class(command, info_name=verb, parent=parent, **width)
+    settings = {**command.context_settings, "max_content_width": WIDTH, "terminal_width": WIDTH}
+    context = command.context_class(command, info_name=verb, parent=parent, **settings)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     found = [f"## `{path}`\n\n```text\n{text}\n```\n"]
     for name, below in getattr(command, "commands", {}).items():

@@ -136,10 +136,12 @@ def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate
 def test_the_deadline_is_when_a_player_runs_out_of_audio() -> None:
     timing = Timing()
     assert timing.deadline_s == timing.opened_s + FIRST_AUDIO_S
-    timing.delivered(24_000)
+    timing.samples += 24_000
+    timing.delivered()
     assert timing.first_audio_s is not None
     assert timing.deadline_s == timing.first_audio_s + 1.0
-    timing.delivered(12_000)
+    timing.samples += 12_000
+    timing.delivered()
     assert timing.deadline_s == timing.first_audio_s + 1.5
 
 

@@ -85,16 +85,19 @@ def speak_batch(
     suffix: str,
     *,
     bit_rate: int | None,
+    settings: Mapping[str, Any],
     on_line: Callable[[int], None],
 ) -> tuple[int, int]:
     """Write the recordings that are not there yet; return how many were written and how many failed.
 
+    settings: What the recordings depend on besides the model, the format and the controls.
     on_line: called with the number of lines that are done, those before included.
     """
     from nightingale.audio.encoders.recording import recording
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"model": tts.name, "suffix": suffix, "bit_rate": bit_rate}
+    model = {"model": tts.name, "fingerprint": tts.fingerprint}
+    settings = {**settings, **model, "suffix": suffix, "bit_rate": bit_rate}
     done = _read_manifest(folder)
     wanted = [line for line in lines if done.get(line.id) != line.key(**settings)]
     written = failed = 0
@@ -117,6 +120,10 @@ def speak_batch(
                     recorder.feed(audio.samples)
                 entry |= {"file": file.name, "seed": audio.seed, "audio_seconds": round(audio.seconds, 3)}
                 entry |= {"sha256": audio.sha256, "key": line.key(**settings)}
+                if audio.warnings:
+                    entry["warnings"] = list(map(str, audio.warnings))
+                for warning in audio.warnings:
+                    note(f"{line.id}: warning: {warning}")
                 written += 1
             except TextError as error:  # of this line alone; others end the batch
                 entry["error"] = str(error)

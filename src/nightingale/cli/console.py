@@ -88,3 +88,10 @@ def parse_options(pairs: list[str] | None) -> dict[str, Any]:
 
 def format_size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def format_clock(seconds: float) -> str:
+    """Return hours, minutes and seconds; without hours if there are none."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

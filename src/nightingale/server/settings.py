@@ -58,7 +58,7 @@ def parse_pairs(value: Any) -> Any:
 
 
 def lowercase_aliases(aliases: dict[str, str]) -> dict[str, str]:
-    """Lowercase both sides, because voice names in requests are lowercased (voice_registry.parse_blend)."""
+    """Lowercase both sides, because voice names in requests are lowercased (voices/blend.py)."""
     lowered = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
     if any(lowered[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
         raise PydanticCustomError("aliases", "aliases that differ in more than upper and lower case")
