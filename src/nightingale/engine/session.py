@@ -27,6 +27,9 @@ SAMPLE_SIZE: Final = 512
 
 FIRST_AUDIO_S: Final = 0.25
 """The deadline of a request's first audio, after it was opened."""
+LATE_S: Final = 10.0
+"""A stream that is later than this has no earlier deadline than one that is so late: otherwise, on a machine that is
+too slow for it, no other request would start until its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +82,22 @@ class Timing:
     kv_bytes: int = 0
     """KV cache bytes of the longest segment."""
     gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
+    _deadline_s: float = 0.0
+    """The deadline after the first audio."""
     _last_chunk_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def deadline_s(self) -> float:
         """When a listener that plays from the first chunk on runs out of audio."""
-        if self.first_audio_s is None:
-            return self.opened_s + FIRST_AUDIO_S
-        return self.first_audio_s + self.samples / CLOCKS.sample_rate_hz
+        return self.opened_s + FIRST_AUDIO_S if self.first_audio_s is None else self._deadline_s
 
     def delivered(self, samples: int) -> None:
         now = time.perf_counter()
         if samples:
-            self.first_audio_s = self.first_audio_s or now
+            if self.first_audio_s is None:
+                self.first_audio_s = self._deadline_s = now
+            self._deadline_s = max(self._deadline_s, now - LATE_S) + samples / CLOCKS.sample_rate_hz
             if self._last_chunk_s is not None:
                 self.gaps.add(1000 * (now - self._last_chunk_s))
             self._last_chunk_s = now
