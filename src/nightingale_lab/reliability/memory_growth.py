@@ -25,7 +25,7 @@ from nightingale_lab.bench import script
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
 from nightingale_lab.reliability.soak import no_streams, wait_for
 from nightingale_lab.reliability.soak_cases import CODECS, SpeechCase, book_case
-from nightingale_lab.reliability.soak_clients import Refused, stream_speech
+from nightingale_lab.reliability.soak_protocols import Refused, stream_speech
 
 GROWTH = 0.10
 """Allowed growth from a tenth of the requests to all of them."""
