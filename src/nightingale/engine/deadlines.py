@@ -22,8 +22,8 @@ HOLD_MARGIN: Final = 1.6
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
-RESERVE_S: Final = 0.2
-"""Audio that a listener should always have: its next block takes about this long."""
+RESERVE_S: Final = 0.4
+"""Audio that a listener should always have: its next block takes up to half of it, and other programs the rest."""
 LEAST_LEFT_S: Final = 0.3
 """Audio that a request which has not ended is expected to make still, at the least."""
 
