@@ -102,6 +102,7 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
     from nightingale.server.http_protocol import TimedHttpProtocol
     from nightingale.server.listen_socket import open_listen_socket
     from nightingale.server.logs import log_config
+    from nightingale.server.service.model_loading import share_heap
     from nightingale.server.service.speech_service import SpeechService, log
     from nightingale.server.settings_reload import reload_settings
 
@@ -164,6 +165,7 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
         hangup = getattr(signal, "SIGHUP", None)  # not on Windows
         if hangup is not None:
             signal.signal(hangup, lambda *_: None)  # until the server has started
+        share_heap()
         # The engine's thread runs Python between kernels; the event loop must not wait 5 ms for each switch.
         sys.setswitchinterval(0.0005)
         asyncio.run(Server(config).serve([listener]))

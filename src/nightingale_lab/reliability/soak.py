@@ -98,15 +98,15 @@ async def run_phase(clients: Clients, sizes: Sizes) -> None:
     until = time.monotonic() + sizes.phase_s
     short = sizes.phase_s < 60
     kinds: list[tuple[Callable[[], Awaitable[None]], float]] = [
-        *[(clients.listen, 0.0 if short else 1.0)] * sizes.listeners,
+        *[(clients.listen, 0.0 if short else 2.0)] * sizes.listeners,
         (clients.read_book, 0.0 if short else 5.0),
         (clients.read_slowly, 1.0),
-        (clients.convert, 0.5 if short else 10.0),
-        (clients.upload_voice, 0.5 if short else 30.0),
+        (clients.convert, 0.5 if short else 20.0),
+        (clients.upload_voice, 0.5 if short else 40.0),
         (clients.ask_without_seed, 0.5),
-        (clients.cancel, 0.5 if short else 3.0),
-        (clients.be_killed, 0.5 if short else 4.0),
-        (clients.stall, 1.0 if short else 20.0),
+        (clients.cancel, 0.5 if short else 5.0),
+        (clients.be_killed, 0.5 if short else 8.0),
+        (clients.stall, 1.0 if short else 30.0),
         (clients.send_malformed, 0.2),
     ]
     tasks = [asyncio.create_task(repeat(act, until, pause, clients.tally)) for act, pause in kinds]
@@ -254,7 +254,7 @@ def sizes_for(minutes: float, tiny: bool) -> Sizes:
         return Sizes(phase_s=4, cases=12, books=2, book_chars=1500, keep_alive_s=1, listeners=2)
     if minutes < 20:
         return Sizes(phase_s=20 * minutes, cases=14, books=2, book_chars=1000, keep_alive_s=3)
-    return Sizes(phase_s=20 * minutes, cases=36, books=3, book_chars=5000, keep_alive_s=10, listeners=2)
+    return Sizes(phase_s=20 * minutes, cases=36, books=3, book_chars=4000, keep_alive_s=10, listeners=2)
 
 
 def main() -> None:
