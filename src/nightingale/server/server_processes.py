@@ -41,13 +41,13 @@ BACKLOG: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlace:
-    """What a server process gets from its parent."""
+    """The number, cores, folder and channel that a server process gets from its parent."""
 
     number: int
     cores: Sequence[int]
     """The cores that it runs on; empty where the system cannot say."""
     folder: Path
-    """Where all processes write their metrics."""
+    """The folder in which all processes write their metrics."""
     channel: socket.socket
     """Connections come in, reports go out."""
 

@@ -1,4 +1,4 @@
-"""What the clients of the soak send and receive, one function for each protocol."""
+"""The requests of the soak's clients and the answers to them, one function for each protocol."""
 
 from __future__ import annotations
 

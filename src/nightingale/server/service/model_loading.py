@@ -25,8 +25,8 @@ from nightingale.server.settings import ServerSettings
 WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
 
-M_ARENA_MAX: Final = -8
-"""A parameter of glibc's `mallopt`."""
+MALLOPT_HEAPS: Final = -8
+"""The parameter M_ARENA_MAX of glibc's `mallopt`."""
 MIMALLOC_DELAY_S: Final = 0.15
 MIMALLOC_LARGE_BYTES: Final = 64 << 20
 
@@ -129,7 +129,7 @@ def share_heap() -> None:
     wren 30 MB more were kept. Speech takes as much processor time with one heap as with many.
     """
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+        ctypes.CDLL(None).mallopt(MALLOPT_HEAPS, 1)
 
 
 def release_memory() -> None:
