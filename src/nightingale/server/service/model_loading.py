@@ -25,8 +25,7 @@ from nightingale.server.settings import ServerSettings
 WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
 
-MALLOPT_HEAPS: Final = -8
-"""The parameter M_ARENA_MAX of glibc's `mallopt`."""
+MALLOPT_HEAPS: Final = -8  # M_ARENA_MAX in glibc's malloc.h
 MIMALLOC_DELAY_S: Final = 0.15
 MIMALLOC_LARGE_BYTES: Final = 64 << 20
 
