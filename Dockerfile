@@ -1,9 +1,10 @@
-# The Nightingale server. Two variants from one file:
+# The Nightingale server. Three variants from one file:
 #
 #   docker build -t nightingale:cpu .
 #   docker build -t nightingale:cuda --build-arg TORCH=cuda .
+#   docker build -t nightingale:wren --build-arg TORCH=none .    # only the built-in model, without PyTorch
 #
-# torch contains the CUDA libraries, so both variants use the same small base image; the host provides the driver.
+# torch contains the CUDA libraries, so all variants use the same small base image; the host provides the driver.
 # ffmpeg is not needed, because PyAV contains its libraries.
 
 # The Python version of constraints.txt.
@@ -16,16 +17,17 @@ WORKDIR /src
 # torch first, in a layer of its own: it is the largest and changes least.
 COPY constraints.txt ./
 RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
- && if [ "$TORCH" = cpu ]; then \
-      pip install "torch==$version" --index-url https://download.pytorch.org/whl/cpu; \
-    else \
-      pip install "torch==$version"; \
-    fi
+ && case "$TORCH" in \
+      none) ;; \
+      cpu) pip install "torch==$version" --index-url https://download.pytorch.org/whl/cpu ;; \
+      *) pip install "torch==$version" ;; \
+    esac
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 COPY docs ./docs
 COPY tools/wheel_docs.py ./tools/
-RUN pip install -c constraints.txt '.[torch,server,wyoming]'
+RUN extras=server,wyoming && if [ "$TORCH" != none ]; then extras=torch,$extras; fi \
+ && pip install -c constraints.txt ".[$extras]"
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="Nightingale" \

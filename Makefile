@@ -12,7 +12,9 @@ TESTS ?=
 MINUTES ?= 5
 SECONDS ?= 60
 
-BIN := $(VENV)/bin
+# Windows has another layout; there, make needs the shell of Git (sh.exe) on the PATH.
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+VENV_PYTHON := $(BIN)/python$(if $(filter Windows_NT,$(OS)),.exe)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
 # Stamps: installed once, and again only when what is asked for changes.
 INSTALLED := $(VENV)/.installed
@@ -27,7 +29,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly soak fuzz check format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit bench-check docs clean
+.PHONY: help say serve test smoke walk nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit release-check bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +43,12 @@ serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
 	$(PYTEST_PARALLEL) $(TESTS)
 
+smoke: $(INSTALLED_SERVER) ## speak and serve with wren as a new user does, on any system, without PyTorch
+	$(BIN)/python tools/smoke.py
+
+walk: $(INSTALLED_DEV) ## run the shell commands of README and the quick start in an empty environment, as printed
+	$(BIN)/python -m pytest -m package tests/docs/test_walk.py
+
 nightly: $(INSTALLED_DEV) ## small runs of every benchmark and lab script
 	$(PYTEST_PARALLEL) -m nightly tests/lab
 
@@ -50,24 +58,27 @@ soak: $(INSTALLED_DEV) ## load a real server with mixed clients for MINUTES (5),
 fuzz: $(INSTALLED_DEV) ## fuzz each reader of untrusted input for SECONDS (60)
 	$(BIN)/python -m nightingale_lab.reliability.fuzzing --seconds $(SECONDS)
 
-check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
+check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the site, the built wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(PYTEST_PARALLEL) --dist=worksteal -m '' tests/project
 
+site: $(INSTALLED_DEV) ## build the documentation into site/, which opens without a server or a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(INSTALLED_DEV) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-parity: $(BIN)/python ## compare every stage with upstream chatterbox-tts, in an environment of its own (PARITY="--family nano")
+parity: $(VENV_PYTHON) ## compare every stage with upstream chatterbox-tts, in an environment of its own (PARITY="--family nano")
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.parity $(PARITY)
 
 upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages for `--upstream DIR` of benchmarks/cpu.py and gpu_engine.py
 	@test -n "$(DIR)" || { echo "Name a folder: make upstream-env DIR=upstream" >&2; exit 1; }
 	$(BIN)/python benchmarks/upstream_env.py "$(DIR)"
 
-judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
+judges: $(VENV_PYTHON) ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium and npm)
@@ -124,23 +135,28 @@ audit: ## list what a server installs (dist/sbom.cdx.json, CycloneDX), and known
 	.venv-audit/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/sbom.cdx.json .venv-audit/server/bin/python
 	.venv-audit/tools/bin/pip-audit --skip-editable --path .venv-audit/server/lib/python3*/site-packages
 
+release-check: ## build wheel and sdist of both distributions (dist/), check them, try them with each Python found (PYTHONS="3.12 3.13")
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet $(PIP_ARGS) build==1.6.1 twine==7.0.0 check-wheel-contents==0.6.3
+	.venv-release/bin/python tools/release_check.py $(PYTHONS) --pip-args="$(PIP_ARGS)"
+
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard
 
-docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md, reliability.md)
+docs: $(INSTALLED_DEV) ## write the generated pages, the plots, and the measured numbers of all pages
 	$(BIN)/python tools/make_docs.py
 
 clean: ## forget the environment and the caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site
 
-$(BIN)/python:
+$(VENV_PYTHON):
 	@test -n "$(PYTHON)" || { echo "Nightingale needs Python 3.11 or newer; none was found. Try: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@# Python 3.11 adds 10 MB that nothing here uses.
 	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null || true
 
 # --no-compile: Python compiles the few modules that are used when it first imports them.
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV_PYTHON)
 	$(PIP) --no-compile -e .
 	@touch $@
 

@@ -40,8 +40,13 @@ TURBO = GpuCosts(
 )
 
 
+HELD_SAMPLES = 1920
+"""Samples at the end of a block that are given out with the next one, which they are cross-faded with."""
+
+
 class GpuStream(SimulatedStream):
     prefers_large_batches, first_block_tokens = True, 5
+    held = 0
 
     def batch_key(self, cut: BlockCut) -> Hashable:
         return None
@@ -96,7 +101,9 @@ class GpuRenderer:
             stream.tokens += len(block.tokens)
             stream.started = True
             tokens = stream.tokens - (0 if block.final else LOOKAHEAD_TOKENS) - before
-            samples.append(np.zeros(tokens * CLOCKS.samples_per_token, np.float32))
+            held, stream.held = stream.held, 0 if block.final else HELD_SAMPLES
+            given = tokens * CLOCKS.samples_per_token + held - stream.held
+            samples.append(np.zeros(max(0, given), np.float32))
             work_s += costs.block_s + costs.token_s * (tokens + min(before, costs.context))
         future = SimulatedFuture(self.cores)
         self.cores.run(costs.launch_s * len(blocks) / costs.max_batch)

@@ -1,4 +1,7 @@
-"""Write the generated pages. `pages()` gives them as text, so that a test can tell whether they are fresh."""
+"""Write the generated pages, the plots, and the numbers of all other pages.
+
+`pages()` gives them as text, so that a test can tell whether they are fresh.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import docs_claims
+import docs_listening
+import docs_numbers
+import docs_plots
+import docs_reference
 import typer.main
 
 from nightingale import errors
@@ -28,8 +36,8 @@ FLAGS = {"uploads": "--uploads/--no-uploads", "page": "--page/--no-page"}
 def command_pages(command: Any, path: str, parent: Any = None) -> list[str]:
     """The help of a command and of everything below it."""
     verb = path.rsplit(" ", 1)[-1]
-    width = {"max_content_width": WIDTH, "terminal_width": WIDTH}
-    context = command.context_class(command, info_name=verb, parent=parent, **width)
+    settings = {**command.context_settings, "max_content_width": WIDTH, "terminal_width": WIDTH}
+    context = command.context_class(command, info_name=verb, parent=parent, **settings)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     found = [f"## `{path}`\n\n```text\n{text}\n```\n"]
     for name, below in getattr(command, "commands", {}).items():
@@ -162,14 +170,28 @@ def pages() -> dict[str, str]:
         "wrong and, where it helps, what was received, what is allowed and what to do. No partial output\n"
         "file is left behind. The exit codes are:\n"
     )
-    return {
+    document = docs_reference.openapi_document()
+    made = {
+        "docs/api.md": docs_reference.api_page(),
+        "docs/claims.md": docs_claims.claims_page(),
         "docs/cli.md": "\n".join(
             [head, exit_codes(), "", *command_pages(typer.main.get_command(app), "nightingale")]
         ),
         "docs/configuration.md": configuration(),
+        "docs/errors.md": docs_reference.errors_page(),
+        "docs/listening.md": docs_listening.listening_page(),
+        "docs/openapi.json": json.dumps(document, indent=1) + "\n",
+        "docs/openapi.md": docs_reference.openapi_page(document),
         "docs/performance.md": performance(),
         "docs/reliability.md": reliability(),
+        **docs_plots.pictures(),
     }
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        path = page.relative_to(ROOT).as_posix()
+        text = made.get(path) or page.read_text(encoding="utf-8")
+        if docs_numbers.MARK.search(text):
+            made[path] = docs_numbers.filled(text)
+    return made
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from nightingale.types import Audio, AudioChunk, Metrics, Sampling, SpeechProgress, TimedWord
     from nightingale.voices.voice import Voice
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "TTS",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from nightingale.errors import ConfigError, OutputError, wrong_type
+
+HELD_BY_ANOTHER_PROGRAM: Final = (5, 32)
+"""Windows' errors for a file that a virus scanner or a reader has open: access denied, sharing violation."""
+REPLACE_PAUSES_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 def as_path(path: object) -> Path:
@@ -21,6 +27,12 @@ def as_path(path: object) -> Path:
     if "\0" in os.fspath(path):
         raise ConfigError("a path cannot hold a null character", got=ascii(path), param="path")
     return Path(path)
+
+
+def is_device_name(name: str) -> bool:
+    """Return whether Windows takes a file of this name for a device, whatever its suffix: con, nul.wav, com1."""
+    stem = name.partition(".")[0].rstrip(" ").lower()
+    return re.fullmatch(r"con|prn|aux|nul|(com|lpt)[0-9¹²³]", stem) is not None
 
 
 def default_config() -> Path:
@@ -61,9 +73,9 @@ def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())  # a full disk may be reported only here
             if replace:
-                os.replace(temporary, target)
+                replace_file(temporary, target)
             else:
-                os.link(temporary, target)  # atomic, on NFS too, and it fails if the target exists
+                _create_file(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError:
@@ -75,6 +87,30 @@ def whole_file(path: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
             allowed="a path in an existing, writable folder with room on its disk",
             fix="Choose another path, or make room.",
         ) from error
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file over another. On Windows, wait up to a second for programs that have the other one open."""
+    for pause_s in REPLACE_PAUSES_S:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in HELD_BY_ANOTHER_PROGRAM:
+                raise
+        time.sleep(pause_s)
+    os.replace(source, target)
+
+
+def _create_file(source: Path, target: Path) -> None:
+    """Give a file its name, if no other file has it; raise FileExistsError if one has."""
+    try:
+        os.link(source, target)  # atomic, on NFS too
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, such as exFAT
+        target.open("xb").close()  # one writer succeeds; until the next line, readers see an empty file
+        replace_file(source, target)
 
 
 def remove_unfinished(folder: Path, names: str) -> None:

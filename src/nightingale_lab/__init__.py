@@ -1,3 +1,3 @@
 """Training, benchmarks, judges and parity checks of Nightingale: a second distribution, `nightingale-lab`."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

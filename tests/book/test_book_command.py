@@ -67,7 +67,7 @@ def test_voices_follow_marks_and_quotation_marks(brief: TTS) -> None:
         add_voice(name, brief)
     Path("talk.md").write_text(
         "# One\n\nThe room was quiet. [voice:Anna]Who are you, stranger?[/voice] asked the woman at the table.\n\n"
-        "[voice:karl] I am a captain. \n\nStill the captain speaks here.\n\n# Two\n\n"
+        "[voice:Karl(2)+anna] I am a captain. \n\nStill the captain speaks here.\n\n# Two\n\n"
         '"Good evening to you all," said the guest. “It never ends.\n\n“It goes on.”\n'
     )
     make("talk.md", "-o", "talk.m4b", "--dialogue-voice", "anna")
@@ -77,8 +77,8 @@ def test_voices_follow_marks_and_quotation_marks(brief: TTS) -> None:
         ("default", "The room was quiet."),
         ("anna", "Who are you, stranger?"),
         ("default", "asked the woman at the table."),
-        ("karl", "I am a captain."),
-        ("karl", "Still the captain speaks here."),
+        ("karl(2)+anna", "I am a captain."),
+        ("karl(2)+anna", "Still the captain speaks here."),
         ("default", "Two."),
         ("anna", '"Good evening to you all,"'),
         ("default", "said the guest."),
@@ -153,7 +153,9 @@ def test_what_is_left_out_of_a_sentence_is_in_the_report(
 ) -> None:
     monkeypatch.setattr(load, "load_noise", lambda: english._model)
     Path("sea.txt").write_text("The keeper slept until noon.\n\nHe wrote 你好 into the book at night.")
-    make("sea.txt", "-o", "sea.m4b")
+    told = make("sea.txt", "-o", "sea.m4b")
+    assert "warning: chapter 1, 'He wrote 你好 into the book at night.': wren speaks English" in told.stderr
+    assert len(json.loads(told.stdout)["warnings"]) == 1
     assert ["warnings" in line for line in report()] == [False, True]
     assert "Chinese characters" in report()[1]["warnings"][0]
     make("sea.txt", "-o", "sea.m4b", "--strict", exit_code=1)
@@ -179,6 +181,7 @@ def test_a_language_that_the_model_does_not_speak_is_told() -> None:
         (["sea.epub", "--bitrate", "9999k"], 2, "no such bit rate"),
         (["sea.epub", "--cover", "sea.epub"], 2, "not a cover"),
         (["sea.epub", "--temperature", "-1"], 2, "temperature"),
+        (["sea.epub", "--gpus-per-worker", "-1"], 2, "too few GPUs"),
         (["sea.epub", "-v", "missing"], 6, "no such voice"),
         (["sea.epub", "--dialogue-voice", "missing"], 6, "no such voice"),
         (["marks.txt"], 6, "no such voice"),
@@ -208,8 +211,8 @@ def test_a_terminal_shows_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -
     book.book(Path("sea.epub"), out=Path("sea.m4b"), model="noise")
     lines = [line for line in shown if "[" in line and "left" in line]
     assert len(lines) == 7
-    assert all(re.search(r"\[#*\.*\] +\d+% 0:00:\d\d left, \d+\.\dx (one|two|three)", line) for line in lines)
-    assert "100% 0:00:00 left" in lines[-1]
+    assert all(re.search(r"\[#*\.*\] +\d+% 0:\d\d left, \d+\.\dx (one|two|three)", line) for line in lines)
+    assert "100% 0:00 left" in lines[-1]
 
 
 def test_an_install_without_a_recent_pyav_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ def test_a_text_that_cannot_be_spoken_fails_alone_and_is_tried_again() -> None:
         ("a.txt", "\n\n", "no texts"),
         ("a.csv", "words\nHello.\n", "unknown column"),
         ("a.csv", "text,id\nHello.,../up\n", "not an id"),
+        ("a.csv", "text,id\nHello.,nul\n", "not an id"),
         ("a.csv", "text,id\nHello.,a\nBye.,a\n", "same id"),
         ("a.csv", "text,speed\nHello.,fast\n", "speed is not a number"),
         ("a.csv", "text,speed\nHello.,99\n", "speed is out of range"),
@@ -135,3 +136,20 @@ def test_a_batch_needs_a_folder() -> None:
         assert result.exit_code == 2
         assert "--batch needs a folder" in result.stderr
     assert CliRunner().invoke(app, ["say", "--batch", "a.txt", "-o", "a.txt"]).exit_code == 8
+
+
+def test_what_is_not_spoken_is_told_and_recorded(english: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "load_noise", lambda: english._model)
+    Path("lines.txt").write_text("Hello.\nHello 你好 there.\n")
+    result = batch("lines.txt", "--seed", "7")
+    assert result.stderr.count("warning: ") == 1
+    assert "0002: warning: wren speaks English and leaves out Chinese characters" in result.stderr
+    assert ["warnings" in entry for entry in manifest()] == [False, True]
+
+
+@pytest.mark.parametrize("change", [["--profile", "exact"], ["--no-normalize"], ["--speed", "2"]])
+def test_another_setting_speaks_the_lines_again(change: list[str]) -> None:
+    Path("lines.txt").write_text("One.\nTwo.\n")
+    assert counts(batch("lines.txt", "--seed", "7")) == (2, 0, 0)
+    assert counts(batch("lines.txt", "--seed", "7", *change)) == (2, 0, 0)
+    assert counts(batch("lines.txt", "--seed", "7", *change)) == (0, 2, 0)

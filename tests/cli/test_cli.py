@@ -167,7 +167,8 @@ def test_every_control_reaches_the_engine(tts: type[FakeTTS]) -> None:
     named += ["-O", "t3=v3", "--profile", "exact", "--read-code"]
     library.add("anna", make_voice())
     assert run("say", "Bonjour.", *flags, *named, "--seed", "5").exit_code == 0
-    opened = {"model": "multilingual", "device": "cpu", "profile": "exact", "offline": True, "t3": "v3"}
+    opened: dict[str, Any] = {"model": "multilingual", "device": "cpu", "profile": "exact", "offline": True}
+    opened |= {"t3": "v3", "watermark": False}
     assert tts.created == opened
     switches = {"strict": True, "read_code": True, "lexicon": None, "timestamps": False}
     assert tts.said == {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from nightingale import TTS, ConfigError
 from nightingale.audio import watermark
 from nightingale.audio.read import MAX_SECONDS
 from nightingale.cli.commands import app
+from nightingale.errors import EngineFault
 
 TONE_HZ = 1000.0
 
@@ -31,8 +34,9 @@ class ToneMarker:
         return wav + 0.01 * np.sin(2 * np.pi * TONE_HZ * at).astype(np.float32)
 
     def get_watermark(self, wav: np.ndarray, sample_rate: int, **_: Any) -> float:
-        spectrum = np.abs(np.fft.rfft(wav[:sample_rate], sample_rate))
-        return float(spectrum[int(TONE_HZ)] > 0.002 * sample_rate)
+        seconds = [wav[at : at + sample_rate] for at in range(0, len(wav), sample_rate)]
+        levels = [np.abs(np.fft.rfft(one, sample_rate))[int(TONE_HZ)] for one in seconds]
+        return float(max(levels) > 0.002 * sample_rate)
 
 
 @pytest.fixture
@@ -74,6 +78,11 @@ def test_a_file_is_converted(clip: Path, tmp_path: Path) -> None:
         (["convert", "{clip}", "-o", "missing/out.wav"], 8, "cannot be written"),
         (["convert", "{clip}", "-v", "no voice", "-o", "out.wav"], 6, "no such voice"),
         (["convert", "{clip}", "-m", "noise", "-O", "t3=v3", "-o", "out.wav"], 2, "has no options"),
+        (
+            ["convert", "{clip}", "-m", "turbo", "--yes", "--seed", "-1", "-o", "out.wav"],
+            2,
+            "seed is out of range",
+        ),
         (["detect", "missing.wav"], 6, "cannot be opened"),
     ],
 )
@@ -118,6 +127,47 @@ def test_marked_chunks_have_their_lengths_and_no_steps_between_them(perth: None)
         assert abs(change[0]) < 1e-6
         assert abs(change[-1]) < 1e-6
         assert np.abs(np.diff(change)).max() < 0.004
+
+
+def test_marking_for_one_listener_delays_no_other_and_a_fault_ends_only_its_own(
+    perth: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, plain = "Hello there, how are you?", ToneMarker.apply_watermark
+    released, reached, faults = threading.Event(), threading.Event(), list[Exception]()
+
+    def slow_then_broken(marker: ToneMarker, wav: np.ndarray, sample_rate: int, **more: Any) -> np.ndarray:
+        if not reached.is_set():
+            reached.set()
+            assert released.wait(30)
+        if faults:
+            raise faults.pop()
+        return plain(marker, wav, sample_rate, **more)
+
+    monkeypatch.setattr(ToneMarker, "apply_watermark", slow_then_broken)
+    with TTS("noise", watermark=True) as tts, ThreadPoolExecutor(1) as waiting:
+        first = waiting.submit(tts.say, words, seed=1)
+        assert reached.wait(30)
+        other = tts.say(words, seed=1)
+        assert not first.done()
+        released.set()
+        assert first.result().sha256 == other.sha256
+        faults.append(OSError("the marker is broken"))
+        with pytest.raises(EngineFault, match="the marker is broken"):
+            tts.say(words, seed=1)
+        assert tts.say(words, seed=1).sha256 == other.sha256
+
+
+def test_a_book_is_marked_if_asked_for(perth: None, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    story = tmp_path / "story.txt"
+    story.write_text("Hello there, how are you? I am well.")
+    for flags, code in (([], 1), (["--watermark"], 0), ([], 1)):
+        folder = tmp_path / "chapters"
+        made = run(
+            "book", story, "-o", folder, "--chapters", "flac", "-m", "noise", "-q", "--no-level", *flags
+        )
+        assert made.exit_code == 0, made.output
+        assert run("detect", next(folder.glob("*.flac"))).exit_code == code
 
 
 def test_watermarks_without_the_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

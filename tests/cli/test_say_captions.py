@@ -44,3 +44,11 @@ def test_captions_that_cannot_be_written_are_refused_before_a_model_is_loaded(
         assert refused.exit_code in (2, 8)
         assert "captions" in refused.output
     assert not list(tmp_path.glob("a.*"))
+
+
+def test_a_model_without_known_heads_is_refused_before_it_is_downloaded(tmp_path: Path) -> None:
+    out = ["-o", str(tmp_path / "a.wav"), "--srt", str(tmp_path / "a.srt")]
+    refused = CliRunner().invoke(app, ["say", "Hello.", "-m", "nano", *out])
+    assert refused.exit_code == 2
+    assert "the words of 'nano' cannot be timed" in refused.output
+    assert "english, multilingual, turbo, wren" in refused.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +71,26 @@ def test_listeners_who_come_one_after_the_other_have_no_underruns(simulate: Any)
     found = speak(simulate(MULTILINGUAL), 100, apart_s=0.05)
     assert found["with_underruns"] == 0
     assert found["p95"] < 0.3
+
+
+@pytest.mark.parametrize("cores", [1.0, 1.8], ids=["T3 and blocks slow each other down", "they hardly do"])
+@pytest.mark.parametrize(("costs", "p95_s"), [(MULTILINGUAL, 0.3), (TURBO, 0.1)])
+@pytest.mark.parametrize("listeners", [3, 8, 24])
+def test_callers_who_arrive_at_random_have_no_underruns(
+    simulate: Any, costs: GpuCosts, p95_s: float, listeners: int, cores: float
+) -> None:
+    engine = simulate(costs)
+    engine.cores.cores = cores
+    speak(engine, 16)
+    engine.listeners.clear()
+    at_s, rng = engine.cores.now_s, random.Random(1)
+    for _ in range(60):
+        at_s += rng.expovariate(listeners * 25 / TOKENS)
+        engine.cores.at(at_s, lambda: engine.open(TOKENS))
+    engine.run()
+    found = summary(engine)
+    assert found["with_underruns"] == 0
+    assert found["p95"] < p95_s
 
 
 def test_a_listener_alone_gets_blocks_that_depend_on_nothing_but_the_text(simulate: Any) -> None:

@@ -30,7 +30,8 @@ def test_a_uniform_sample_of_a_long_request_is_kept_and_all_gaps_are_counted() -
 def test_metrics_report_the_gaps_of_a_session() -> None:
     timing = Timing()
     for _ in range(4):
-        timing.delivered(480)
+        timing.samples += 480
+        timing.delivered()
     metrics = timing.metrics()
     assert metrics.chunk_gaps == len(metrics.chunk_gaps_ms) == 3
     assert metrics.chunk_gap_longest_ms == max(metrics.chunk_gaps_ms) == metrics.chunk_gap_p95_ms

@@ -127,19 +127,23 @@ def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate
         job = worker._jobs[request]
         job.in_flight_s, job.held = 0.0, []
         job.session.timing.tokens = 10 if delivered else 0
-        job.session.timing.first_audio_s = None
+        job.session.timing.first_audio_s, job.session.timing.samples = None, 0
     for added_s, first in ((0.1, 0), (1.9, 1)):
-        worker._jobs[0].session.timing.delivered(round(added_s * 24_000))
+        timing = worker._jobs[0].session.timing
+        timing.samples += round(added_s * 24_000)
+        timing.delivered()
         assert in_order([0, 1], worker._jobs, 4.0)[0] == first
 
 
 def test_the_deadline_is_when_a_player_runs_out_of_audio() -> None:
     timing = Timing()
     assert timing.deadline_s == timing.opened_s + FIRST_AUDIO_S
-    timing.delivered(24_000)
+    timing.samples += 24_000
+    timing.delivered()
     assert timing.first_audio_s is not None
     assert timing.deadline_s == timing.first_audio_s + 1.0
-    timing.delivered(12_000)
+    timing.samples += 12_000
+    timing.delivered()
     assert timing.deadline_s == timing.first_audio_s + 1.5
 
 

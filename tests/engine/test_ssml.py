@@ -15,7 +15,7 @@ from nightingale import TTS
 from nightingale.cli.commands import app
 from nightingale.engine import load
 from nightingale.engine.noise_model import noise_voice
-from nightingale.errors import ConfigError, TextError, VoiceNotFound
+from nightingale.errors import ConfigError, TextError, VoiceError, VoiceNotFound
 from nightingale.text.ssml import parse_ssml
 from nightingale.types import SegmentStart
 from nightingale.voices import library
@@ -84,6 +84,22 @@ def test_a_part_has_its_own_voice(english: TTS) -> None:
     assert said(english, f'<voice name="other">{text}</voice> And this is another one.').endswith(
         "another one."
     )
+
+
+def test_a_voice_may_be_a_blend(english: TTS) -> None:
+    text = "This is one whole sentence."
+    blended = english.say(text, voice="noise(2)+Other", seed=1)
+    assert blended.sha256 == english.say(text, voice=english.voice("noise(4)+other(2)"), seed=1).sha256
+    assert blended.sha256 != english.say(text, voice="other", seed=1).sha256
+    assert english.voice("noise(2)+Other").name == "noise(2)+other"
+    marked = english.say(f'<speak><voice name="noise(2)+Other">{text}</voice></speak>', seed=1)
+    assert marked.sha256 == blended.sha256
+    guide = {"guide": english.voice("other")}
+    given = f'<speak><voice name="Noise(2)+Guide">{text}</voice></speak>'
+    assert english.say(given, seed=1, ssml_voices=guide).sha256 == blended.sha256
+    for wrong in ("noise+", "noise(0)", "noise+../other", "noise(2)+nobody"):
+        with pytest.raises(VoiceError):
+            english.say(text, voice=wrong)
 
 
 def test_a_request_brings_voices_that_its_document_names(english: TTS) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -170,7 +171,9 @@ def words_of(identifier: str) -> list[str]:
 
 
 def load_tool(name: str) -> ModuleType:
-    """Import a script of tools/ as a module."""
+    """Import a script of tools/ as a module; it may import its neighbours."""
+    if str(ROOT / "tools") not in sys.path:
+        sys.path.append(str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -16,9 +16,11 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CODE_OF_CONDUCT.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", "benchmarks/", ".ci/")
+FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", "benchmarks/", ".ci/", ".github/")
 FILES = (
     "Makefile",
     "pyproject.toml",
@@ -132,6 +134,50 @@ def test_generated_pages_are_up_to_date() -> None:
     assert len(pages) >= 3
     for path, text in pages.items():
         assert (ROOT / path).read_text() == text, f"{path} is stale; run `make docs`"
+
+
+def test_no_mark_of_a_number_begins_a_line() -> None:
+    """A comment at the start of a line would end the paragraph before it."""
+    numbers = load_tool("docs_numbers")
+    found = [
+        f"{page.name}: {line[:60]}"
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if numbers.MARK.match(line)
+    ]
+    assert not found
+
+
+def test_every_number_is_on_a_page() -> None:
+    numbers = load_tool("docs_numbers")
+    used = {name for page in PAGES for name, _ in numbers.MARK.findall(page.read_text())}
+    assert used == numbers.NUMBERS.keys()
+
+
+def test_a_number_that_differs_is_filled_in_again() -> None:
+    numbers = load_tool("docs_numbers")
+    right = numbers.marked("wren.rtf")
+    wrong = re.sub(r">[^<]+<", ">9.999<", right)
+    assert wrong != right
+    assert numbers.filled(f"It is {wrong} here.") == f"It is {right} here."
+    with pytest.raises(LookupError, match=r"wren\.nonsense"):
+        numbers.filled("<!--wren.nonsense-->1<!---->")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/choosing.md", "docs/faq.md"])
+def test_measured_values_of_front_pages_are_marked(page: str) -> None:
+    text = load_tool("docs_numbers").MARK.sub("", without_code((ROOT / page).read_text()))
+    assert not re.findall(r"\b\d[\d.,]*\s?(?:ms|%|semitones|real-time)", text)
+
+
+def test_the_readme_is_short_and_its_comparison_too() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    compared = text.split("## How it compares")[1].split("\n\n")[1].splitlines()
+    assert 4 <= len(compared) - 2 <= 8
+    for name in ("Chatterbox upstream", "Kokoro", "Piper", "pocket-tts", "hibari"):
+        assert sum(name in row for row in compared) == 1
+    assert "<this repository>" not in text
 
 
 def test_every_target_of_the_makefile_is_in_its_help() -> None:

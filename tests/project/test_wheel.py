@@ -85,6 +85,31 @@ def test_the_wheel_holds_the_product_with_its_weights_and_nothing_else(wheel: Pa
     }
 
 
+def test_the_wheel_of_the_lab_holds_its_package_with_data_and_a_description(tmp_path: Path) -> None:
+    project = ROOT / "src" / "nightingale_lab"
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        tmp_path,
+        project,
+        cwd=tmp_path,
+    )
+    (built,) = tmp_path.glob("*.whl")
+    archive = zipfile.ZipFile(built)
+    about = built.name.split("-py3")[0] + ".dist-info"
+    tracked = run("git", "ls-files", "--", project, cwd=ROOT).stdout.split()
+    packed = {name.replace("nightingale_lab/", "src/nightingale_lab/", 1) for name in archive.namelist()}
+    left_out = {Path(name).name for name in set(tracked) - packed}
+    assert left_out == {"LICENSE", "README.md", "pyproject.toml"}
+    assert {name.split("/")[0] for name in archive.namelist()} == {"nightingale_lab", about}
+    assert "# nightingale-lab" in archive.read(f"{about}/METADATA").decode()
+    assert archive.read(f"{about}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
 def test_the_wheel_is_small(wheel: Path) -> None:
     assert wheel.stat().st_size <= MAX_WHEEL_BYTES
 

@@ -17,11 +17,11 @@ from plain_http import HTTP
 
 from nightingale import TTS, Voice
 from nightingale.errors import VoiceError, VoiceNotFound
-from nightingale.server.service.voice_registry import VoiceRegistry, parse_blend
+from nightingale.server.service.voice_registry import VoiceRegistry
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.aliases import OPENAI_VOICES, resolve_alias
-from nightingale.voices.blend import blend
+from nightingale.voices.blend import blend, parse_blend
 
 if TYPE_CHECKING:
     from nightingale.engine.load import Model

@@ -83,6 +83,9 @@ ROMAN = [
 ]
 
 WEB = [
+    ("Open db.local:5432.", "Open db dot local port fifty-four thirty-two."),
+    ("Use .NET, or a .env file.", "Use dot NET, or a dot env file."),
+    ("It is #ff8800, #decade.", "It is hash F F eight eight zero zero, hashtag decade."),
     ("/usr/local/bin", "slash usr slash local slash bin"),
     ("example.com", "example dot com"),
     ("https://example.com", "example dot com"),
@@ -101,6 +104,10 @@ WEB = [
 ]
 
 SYMBOLS = [
+    ("Press Ctrl+C, then Cmd-Shift-4.", "Press control C, then command Shift four."),
+    ("A Shift-work win-win, Alt-right.", "A Shift-work win-win, Alt-right."),
+    ("At 40.7° N, 74° W.", "At forty point seven degrees north, seventy-four degrees west."),
+    ("Wi-Fi 802.11ax is new.", "Wi-Fi eight oh two dot eleven a x is new."),
     ("salt & pepper", "salt and pepper"),
     ("salt &amp; pepper", "salt and pepper"),
     ("a = b", "a equals b"),

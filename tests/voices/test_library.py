@@ -52,7 +52,9 @@ def test_an_unknown_voice_is_answered_with_close_ones() -> None:
     assert "annabel" in caught.value.allowed
 
 
-@pytest.mark.parametrize("name", ["", "../evil", "Anna", "a" * 65, "a b", "a/b", "ä", "anna.wav", "anna\n"])
+@pytest.mark.parametrize(
+    "name", ["", "../evil", "Anna", "a" * 65, "a b", "a/b", "ä", "anna.wav", "anna\n", "con", "lpt1"]
+)
 def test_a_name_that_could_be_a_path_is_never_looked_up(name: str) -> None:
     for act in (lambda: library.find(name), lambda: library.add(name, voice()), lambda: library.remove(name)):
         with pytest.raises(VoiceNotFound, match="not a voice name"):
@@ -223,3 +225,10 @@ def test_a_url_that_cannot_be_opened_is_an_error_that_says_so(monkeypatch: pytes
     monkeypatch.setenv("NIGHTINGALE_VOICES", "nosuchthing://bucket/voices")
     with pytest.raises(ConfigError, match="cannot be opened"):
         library.locate("anna")
+
+
+@pytest.mark.parametrize("path", sorted(library.builtin_folder().glob("*.safetensors")), ids=lambda p: p.stem)
+def test_every_built_in_voice_has_a_card_with_provenance_licence_and_use(path: Path) -> None:
+    card = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert card.startswith(f"# {path.stem}\n")
+    assert all(f"- **{part}.**" in card for part in ("Provenance", "Licence", "Use"))

@@ -13,6 +13,7 @@ from nightingale.book.making import FinishedBook
 from nightingale.book.timeline import SpokenChapter, with_starts
 from nightingale.files import whole_file
 
+MAX_SHOWN_CHARS = 40
 SPOKEN, DRAWN_AGAIN, FAILED = "spoken", "drawn again", "failed"
 
 
@@ -53,6 +54,16 @@ def count_passages(chapters: Sequence[SpokenChapter]) -> dict[str, int]:
     }
 
 
+def warnings_of(chapters: Sequence[SpokenChapter]) -> list[str]:
+    """Return a line for each sentence of which a part was not spoken."""
+    return [
+        f"chapter {chapter.number}, {timed.passage.text[:MAX_SHOWN_CHARS]!r}: {'; '.join(timed.warnings)}"
+        for chapter in chapters
+        for timed in chapter.passages
+        if timed.warnings
+    ]
+
+
 def summary_of(book: Book, chapters: Sequence[SpokenChapter], done: FinishedBook) -> dict[str, Any]:
     """Return what was written, as a value of JSON."""
     levels = {"rms": done.levels.rms_db, "peak": done.levels.peak_db, "noise_floor": done.levels.noise_db}
@@ -66,6 +77,7 @@ def summary_of(book: Book, chapters: Sequence[SpokenChapter], done: FinishedBook
             for start, chapter in with_starts([one for one in chapters if one.passages])
         ],
         "sentences": count_passages(chapters),
+        "warnings": warnings_of(chapters),
         "gain_db": round(done.gain_db, 2),
         "levels_db": {name: round(db, 2) if math.isfinite(db) else None for name, db in levels.items()},
         "acx_problems": list(done.problems),

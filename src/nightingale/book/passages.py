@@ -13,11 +13,11 @@ from typing import Final
 
 from nightingale.book.document import Book, Chapter, Paragraph
 from nightingale.engine.requests.segments import parse_pauses
-from nightingale.errors import TextError
+from nightingale.errors import TextError, VoiceError
 from nightingale.text.sentences import Ending, ends_sentence, span_of, split_sentences
 from nightingale.text.stops import has_words
 from nightingale.voices.aliases import DEFAULT
-from nightingale.voices.library import is_name
+from nightingale.voices.blend import parse_blend
 
 MAX_PASSAGE_CHARS: Final = 220
 """Every model speaks so much at once."""
@@ -98,13 +98,15 @@ def _by_voice(text: str, voice: str | None) -> Iterator[tuple[str, str | None]]:
 def _voice_name(mark: re.Match[str]) -> str | None:
     name = (mark["name"] or DEFAULT).strip().lower()
     # Only names: a book must not be able to read a file of this machine.
-    if not is_name(name):
+    try:
+        parse_blend(name)
+    except VoiceError as error:
         raise TextError(
             "a mark in the book names no voice",
             got=mark[0],
-            allowed="a name of `nightingale voices list`, such as [voice:emma]",
+            allowed="a name of `nightingale voices list`, such as [voice:emma], or [voice:emma+george]",
             fix="Add a clip as a voice first: nightingale voices add NAME CLIP.wav",
-        )
+        ) from error
     return None if name == DEFAULT else name
 
 

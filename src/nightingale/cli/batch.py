@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightingale.cli.console import note
 from nightingale.errors import ConfigError, NightingaleError, OutputError, TextError
+from nightingale.files import is_device_name
 
 if TYPE_CHECKING:
     from nightingale.engine import TTS
@@ -84,22 +85,25 @@ def speak_batch(
     suffix: str,
     *,
     bit_rate: int | None,
+    settings: Mapping[str, Any],
     on_line: Callable[[int], None],
 ) -> tuple[int, int]:
     """Write the recordings that are not there yet; return how many were written and how many failed.
 
+    settings: What the recordings depend on besides the model, the format and the controls.
     on_line: called with the number of lines that are done, those before included.
     """
     from nightingale.audio.encoders.recording import recording
 
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"model": tts.name, "suffix": suffix, "bit_rate": bit_rate}
+    model = {"model": tts.name, "fingerprint": tts.fingerprint}
+    settings = {**settings, **model, "suffix": suffix, "bit_rate": bit_rate}
     done = _read_manifest(folder)
     wanted = [line for line in lines if done.get(line.id) != line.key(**settings)]
     written = failed = 0
     on_line(len(lines) - len(wanted))
     try:
-        manifest = (folder / MANIFEST).open("a", encoding="utf-8")
+        manifest = (folder / MANIFEST).open("a", encoding="utf-8", newline="\n")
     except OSError as error:
         raise OutputError(
             "the manifest cannot be written", got=str(error), allowed="a writable folder"
@@ -116,6 +120,10 @@ def speak_batch(
                     recorder.feed(audio.samples)
                 entry |= {"file": file.name, "seed": audio.seed, "audio_seconds": round(audio.seconds, 3)}
                 entry |= {"sha256": audio.sha256, "key": line.key(**settings)}
+                if audio.warnings:
+                    entry["warnings"] = list(map(str, audio.warnings))
+                for warning in audio.warnings:
+                    note(f"{line.id}: warning: {warning}")
                 written += 1
             except TextError as error:  # of this line alone; others end the batch
                 entry["error"] = str(error)
@@ -204,8 +212,9 @@ def _line(where: str, number: str, row: dict[Any, Any], controls: Mapping[str, A
     text, name = row.pop("text", None), str(row.pop("id", number))
     if not isinstance(text, str) or not text.strip():
         raise TextError("a line has no text", got=f"{text!r} in {where}", allowed="a column text")
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise ConfigError("not an id", got=f"{name!r} in {where}", allowed="letters, digits, _, - and .")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name) or is_device_name(name):
+        allowed = "letters, digits, _, - and ., and no name of a Windows device (con, nul, com1)"
+        raise ConfigError("not an id", got=f"{name!r} in {where}", allowed=allowed)
     own: dict[str, Any] = {}
     for control, value in row.items():
         try:

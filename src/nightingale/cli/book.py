@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import note, parse_options, progress_bar, progress_line
+from nightingale.cli.console import format_clock, note, parse_options, progress_bar, progress_line
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say import open_engine
 from nightingale.cli.say_output import parse_bit_rate
@@ -101,6 +101,7 @@ def book(
     strict: Annotated[
         bool, option("Let a sentence fail of which a part would not be spoken.", "--strict")
     ] = False,
+    watermark: options.Watermark = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -115,6 +116,11 @@ def book(
         open_lexicon(lexicon)
     if cluster is not None and cluster < 1:
         raise ConfigError("too few workers", got=str(cluster), allowed="1 or more", param="cluster")
+    if gpus_per_worker < 0:
+        got = str(gpus_per_worker)
+        raise ConfigError("too few GPUs", got=got, allowed="0 or more", param="gpus_per_worker")
+    if cache is not None and cache.exists() and not cache.is_dir():
+        raise OutputError("the folder of sentences cannot be made", got=f"{cache} (a file)")
     output = _choose_output(asked)
     found = _read(asked)
     if show_list:
@@ -127,6 +133,8 @@ def book(
         raise OutputError("the report cannot be written", got=f"{report} (no such folder)")
     controls = {name: getattr(asked, name) for name in CONTROLS}
     tts = open_engine(asked, controls, model_options)
+    if watermark:  # marked sentences are others in the cache
+        model_options["watermark"] = True
     try:
         with raising_memory_full():
             _make(asked, found, plans, output, voices, tts, controls, model_options)
@@ -215,7 +223,7 @@ def _make(
     controls: dict[str, Any],
     model_options: dict[str, Any],
 ) -> None:
-    from nightingale.book.book_report import count_passages, summary_of, write_report
+    from nightingale.book.book_report import count_passages, summary_of, warnings_of, write_report
     from nightingale.book.making import narrate, write_book
     from nightingale.book.narration import Narrator
     from nightingale.book.sentence_cache import REPORT, SentenceCache
@@ -236,13 +244,17 @@ def _make(
         done = write_book(found, spoken, narrator, output)
     report = asked.report or cache.folder / REPORT
     write_report(report, spoken)
-    counts = count_passages(spoken)
+    counts, warnings = count_passages(spoken), warnings_of(spoken)
+    for warning in warnings[:MAX_PROBLEMS]:
+        note(f"warning: {warning}")
+    if len(warnings) > MAX_PROBLEMS:
+        note(f"warning: {len(warnings) - MAX_PROBLEMS} other sentences were not spoken whole: see the report")
     if asked.remove_cache:
         cache.remove()
     if not asked.quiet:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         chapters = sum(1 for one in spoken if one.passages)
-        note(f"{output.path}: {chapters} chapters, {_clock(done.seconds)}; sentences: {told}")
+        note(f"{output.path}: {chapters} chapters, {format_clock(done.seconds)}; sentences: {told}")
         levels = done.levels
         note(
             f"RMS {levels.rms_db:.1f} dB, peak {levels.peak_db:.1f} dB, noise floor {levels.noise_db:.1f} dB, "
@@ -320,12 +332,7 @@ def _progress(show: Callable[[str], None]) -> Callable[[BookProgress], None]:
         took_s = time.monotonic() - started_s
         if progress.new_chars and took_s > 0:
             left_s = (progress.chars - progress.done_chars) * took_s / progress.new_chars
-            line += f" {_clock(left_s)} left, {progress.audio_seconds / took_s:.1f}x"
+            line += f" {format_clock(left_s)} left, {progress.audio_seconds / took_s:.1f}x"
         show(f"{line} {progress.chapter[:MAX_SHOWN_CHARS]}")
 
     return tell
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -58,7 +58,7 @@ class ErrorHandlingGroup(TyperGroup):
                 # typer's NoSuchOption, whose module depends on typer's version.
                 unknown = getattr(error, "option_name", None)
                 if isinstance(unknown, str) and len(unknown) == 2 and hasattr(error, "message"):
-                    error.message += f" {HYPHEN_HINT}"
+                    error.message += f". {HYPHEN_HINT}"
                 raise
 
 

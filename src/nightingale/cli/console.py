@@ -11,7 +11,6 @@ from nightingale.errors import ConfigError, NightingaleError
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
-ERASE_LINE_END = "\x1b[K"
 
 
 def note(text: str) -> None:
@@ -45,9 +44,13 @@ def progress_line(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
+        width = 0
 
         def show(line: str) -> None:
-            print(f"\r{line}{ERASE_LINE_END}", end="", file=sys.stderr, flush=True)
+            # Spaces erase what was longer before; old consoles of Windows print escape sequences as they are.
+            nonlocal width
+            print("\r" + line.ljust(width), end="" if line else "\r", file=sys.stderr, flush=True)
+            width = len(line)
 
         show(text)
         try:
@@ -85,3 +88,10 @@ def parse_options(pairs: list[str] | None) -> dict[str, Any]:
 
 def format_size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def format_clock(seconds: float) -> str:
+    """Return hours, minutes and seconds; without hours if there are none."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
@@ -46,13 +47,14 @@ def convert(
 
     Use only voices and recordings that you are allowed to use.
     """
+    asked = SimpleNamespace(**locals())
     bit_rate, model_options = parse_bit_rate(bitrate), parse_options(choices)
     target, play = choose_output(out, play)
     if target is not None:
         check_out(target, as_json, bit_rate, form)
     if recording != PIPE and not Path(recording).expanduser().is_file():
         raise BadReference("no such recording", got=recording, fix="Check the path.")
-    converter = _open(model, voice, profile, stream, device, offline, yes, watermark, model_options, quiet)
+    converter = _open(asked, model_options)
     with converter, progress_line("converting …", quiet=quiet) as show_progress, raising_memory_full():
         seconds = 0.0
         with open_sinks(target, converter.sample_rate_hz, play=play, bit_rate=bit_rate, form=form) as sinks:
@@ -68,31 +70,22 @@ def convert(
         print(json.dumps(summary | {"watermark": watermark}))
 
 
-def _open(
-    model: str | None,
-    voice: str | None,
-    profile: str | None,
-    stream: str | None,
-    device: str,
-    offline: bool,
-    yes: bool,
-    watermark: bool,
-    model_options: dict[str, Any],
-    quiet: bool,
-) -> VoiceConverter:
+def _open(asked: SimpleNamespace, model_options: dict[str, Any]) -> VoiceConverter:
     """Check the options, ask before a download, and load the model."""
-    from nightingale.backends.profiles import with_options
-    from nightingale.cli.downloads import confirm_download
+    from nightingale.cli.downloads import prepare_model
     from nightingale.engine.conversion import VoiceConverter
     from nightingale.engine.load import CONVERTER_WITHOUT
-    from nightingale.engine.requests.early_checks import check_call
 
-    chosen = with_options(profile, {"stream": stream})
-    check_call(model, profile=chosen, device=device, voice=voice, language=None)
-    confirm_download(model, model_options, offline=offline, yes=yes, without=CONVERTER_WITHOUT)
-    with progress_line(loading(model), quiet=quiet), raising_memory_full():
+    controls = {"voice": asked.voice, "language": None, "seed": asked.seed}
+    profile = prepare_model(asked, model_options, without=CONVERTER_WITHOUT, **controls)
+    with progress_line(loading(asked.model), quiet=asked.quiet), raising_memory_full():
         return VoiceConverter.load(
-            model, device=device, profile=chosen, offline=offline, watermark=watermark, **model_options
+            asked.model,
+            device=asked.device,
+            profile=profile,
+            offline=asked.offline,
+            watermark=asked.watermark,
+            **model_options,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,8 @@ def docs(
     name = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if name not in pages:
         raise ConfigError("there is no such page", got=page, allowed=", ".join(pages))
-    text = pages[name].read_text(encoding="utf-8")
+    # Comments mark the numbers that `make docs` fills in.
+    text = re.sub(r"<!--.*?-->", "", pages[name].read_text(encoding="utf-8"))
     if sys.stdout.isatty():
         from pydoc import pager
 

@@ -26,7 +26,8 @@ def check(
     if as_json:
         print(json.dumps({"entries": len(lexicon.entries), "changes": [asdict(one) for one in changes]}))
         return
-    note(f"{file}: {len(lexicon.entries)} entries")
+    count = len(lexicon.entries)
+    note(f"{file}: {count} {'entry' if count == 1 else 'entries'}")
     for change in changes:
         print(f"character {change.at + 1}: {change.written} → {change.said}")
     if text is not None and not changes:

@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+from io import TextIOWrapper
 
 from nightingale.cli.arguments import parse_plain
 from nightingale.cli.console import INTERRUPTED, exit_on_error
@@ -20,6 +21,9 @@ def main() -> None:
     """Run the command; the entry point of the console script."""
     # Imports and loading create no garbage; `say` enables the collector before it speaks.
     gc.disable()
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        # Code pages such as cp1252 lack characters of help texts and of the user's texts.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Clean up on SIGTERM as on an interrupt. `serve` installs a handler of its own.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

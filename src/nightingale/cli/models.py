@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import format_size, note
@@ -55,19 +55,28 @@ def pull(
     name: Annotated[str, argument("MODEL", "A name of `nightingale models list`.")],
     t3: T3 = None,
     s3gen: S3Gen = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Download a model's files into the hub cache and check them."""
     from nightingale import wren
+    from nightingale.cli.downloads import download_reports, size_of
     from nightingale.hub import find
+    from nightingale.hub.cards import CARDS
 
     if name == BUILTIN_MODEL:
-        note(f"{name} is part of the package: nothing to download")
-        print(wren.folder())
-        return
-    found, remarks = find.pull(name, t3=t3, s3gen=s3gen, on_file=lambda file: note(f"downloading {file}"))
-    for remark in remarks:
+        folder, remarks = wren.folder(), [f"{name} is part of the package: nothing to download"]
+    else:
+        chosen: dict[str, Any] = {"t3": t3, "s3gen": s3gen}
+        missing_bytes = find.bytes_to_download(name, **chosen) if name in CARDS else 0
+        if missing_bytes and not quiet:
+            note(f"{name}: {size_of(name, missing_bytes)}")
+        with download_reports(name, as_json=as_json, quiet=quiet) as report:
+            found, remarks = find.pull(name, on_download=report, **chosen)
+        folder = found.folder
+    for remark in () if quiet else remarks:
         note(remark)
-    print(found.folder)
+    print(json.dumps({"model": name, "folder": str(folder), "remarks": remarks}) if as_json else folder)
 
 
 def path(

@@ -43,11 +43,14 @@ def complete_model(typed: str) -> list[str]:
 
 
 def complete_voice(typed: str) -> list[str]:
-    """Return the voices whose names begin as typed, for shells."""
+    """Return the voices whose names begin as typed, for shells; of a blend, its last part is completed."""
     from nightingale.voices.aliases import DEFAULT
     from nightingale.voices.library import entries
 
-    return [name for name in (DEFAULT, *(entry.name for entry in entries())) if name.startswith(typed)]
+    before, plus, last = typed.rpartition("+")
+    names = [] if plus else [DEFAULT]
+    names += [entry.name for entry in entries()]
+    return [f"{before}{plus}{name}" for name in names if name.startswith(last.lower())]
 
 
 Model = Annotated[
@@ -77,7 +80,7 @@ Quiet = Annotated[bool, option("Print only errors and notices on stderr.", "-q",
 VoiceName = Annotated[
     str | None,
     option(
-        "A name, a clip (wav, flac, ogg, mp3) or a .safetensors voice.",
+        "A name, a blend such as heart(2)+emma, a clip (wav, flac, ogg, mp3) or a .safetensors voice.",
         "-v",
         "--voice",
         default="the model's own",

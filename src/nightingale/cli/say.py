@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import loading, note, parse_options, progress_bar, progress_line
+from nightingale.cli.console import format_clock, loading, note, parse_options, progress_bar, progress_line
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say_captions import caption_files, write_captions
 from nightingale.cli.say_input import PIPE, read_text, with_defaults
@@ -113,13 +113,13 @@ def say(
         return
     out, play = choose_output(asked.out, asked.play)
     if out is not None:
-        check_out(out, as_json, bit_rate, asked.form)
+        check_out(out, asked.as_json, bit_rate, asked.form)
     words = read_text(text, file)
     captions = caption_files(asked, has_text=words is not None)
     if words is None and not play:
         what = "typed lines can only be played, and audio cannot be played here"
         raise OutputError(what, fix='Give a text: nightingale say "Hello." -o hello.wav')
-    tts = open_engine(asked, controls, model_options)
+    tts = open_engine(asked, controls, model_options, timestamps=bool(captions))
     if words is not None:
         _speak(tts, words, asked, controls, out, play, bit_rate, captions)
         return
@@ -128,22 +128,29 @@ def say(
     speak_lines(lambda line: _speak(tts, line, asked, controls, None, True, None))
 
 
-def open_engine(asked: SimpleNamespace, controls: dict[str, Any], model_options: dict[str, Any]) -> TTS:
+def open_engine(
+    asked: SimpleNamespace,
+    controls: dict[str, Any],
+    model_options: dict[str, Any],
+    *,
+    timestamps: bool = False,
+) -> TTS:
     """Check the options, ask before a download, and load the model."""
     with fast_startup(), raising_memory_full():
-        from nightingale.backends.profiles import with_options
-        from nightingale.cli.downloads import confirm_download
-        from nightingale.engine.requests.early_checks import check_call
+        from nightingale.cli.downloads import prepare_model
 
-        profile, device = with_options(asked.profile, {"stream": asked.stream}), asked.device or "auto"
-        check_call(asked.model, profile=profile, device=device, **controls)
-        confirm_download(asked.model, model_options, offline=asked.offline, yes=asked.yes)
+        profile = prepare_model(asked, model_options, timestamps=timestamps, **controls)
         from nightingale.engine import TTS
 
         with progress_line(loading(asked.model), quiet=asked.quiet):
-            if getattr(asked, "watermark", False):  # `book` has no such option
-                model_options = {**model_options, "watermark": True}
-            tts = TTS(asked.model, device=device, profile=profile, offline=asked.offline, **model_options)
+            tts = TTS(
+                asked.model,
+                device=asked.device or "auto",
+                profile=profile,
+                offline=asked.offline,
+                watermark=asked.watermark,
+                **model_options,
+            )
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     return tts
@@ -174,8 +181,7 @@ def _speak(
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
                 timed += chunk.words
                 progress = meter.add(chunk)
-                minutes, seconds = divmod(int(progress.audio_seconds), 60)
-                show_progress(f"{progress_bar(progress.fraction)} {minutes}:{seconds:02}")
+                show_progress(f"{progress_bar(progress.fraction)} {format_clock(progress.audio_seconds)}")
     if captions:
         write_captions(captions, timed, asked.language)
     metrics = speech.metrics
@@ -220,7 +226,10 @@ def _say_batch(
         def show(done: int) -> None:
             show_progress(f"{progress_bar(done / len(lines))} {done} of {len(lines)}")
 
-        written, failed = speak_batch(tts, lines, folder, suffix, bit_rate=bit_rate, on_line=show)
+        settings = {"profile": asked.profile, "options": model_options, "watermark": asked.watermark}
+        written, failed = speak_batch(
+            tts, lines, folder, suffix, bit_rate=bit_rate, settings=settings, on_line=show
+        )
     summary = {"written": written, "kept": len(lines) - written - failed, "failed": failed}
     if not asked.quiet:
         counts = ", ".join(f"{count} {name}" for name, count in summary.items())

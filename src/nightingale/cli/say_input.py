@@ -29,7 +29,7 @@ def read_text(text: str | None, file: str | None) -> str | None:
     source = text if file is None else file
     try:
         if source is None or source == PIPE:
-            words = sys.stdin.buffer.read().decode()
+            words = sys.stdin.buffer.read().decode("utf-8-sig")
         elif file is not None:
             words = Path(file).expanduser().read_bytes().decode("utf-8-sig")
         else:

@@ -17,6 +17,7 @@ from nightingale.engine.deadlines import deadline_s
 from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.job import Job
+from nightingale.engine.stream_capacity import LARGE_BATCH
 
 MARGIN: Final = 1.15
 """Rendering is expected to take this much longer than the measured time per block says."""
@@ -26,7 +27,11 @@ URGENT_BATCHES: Final = 2
 """A block is urgent if its listener would have nothing to play after so many full batches."""
 DECODE_S: Final = 0.3
 """Time for the tokens of the next blocks of all streams, about."""
-LARGEST_FIRST_BLOCK: Final = 32
+SOON_S: Final = 0.25
+"""A listener whose audio ends so soon needs its next block now."""
+HELD_TOKENS: Final = 2
+"""Tokens of a block, about, whose audio is given out with the next one."""
+LARGEST_FIRST_BLOCK: Final = 32 + HELD_TOKENS
 """Tokens of a first block that others wait for, at most."""
 
 
@@ -42,8 +47,13 @@ class BatchPacing(Pacing):
         return None if self._capacity.whole_segments else 2 * self._renderer.max_batch
 
     def rows_to_decode(self, rows: list[int], ready: Sequence[int]) -> list[int]:
-        """Leave the GPU to first blocks that wait to be rendered, while all who play have enough audio."""
+        """Leave the GPU to blocks that a listener needs now: T3 beside a small batch makes it several times as long.
+
+        These are blocks of a small batch, and first blocks that wait while all who play have enough audio.
+        """
         jobs = self._snapshot()
+        if len(jobs) > 1 and self._renders_urgently(jobs):
+            return []
         if any(jobs[request].is_new for request in rows) or not any(
             jobs[request].is_new for request in ready
         ):
@@ -51,6 +61,18 @@ class BatchPacing(Pacing):
         now_s, deadlines = time.perf_counter(), self._deadlines(jobs, time.perf_counter())
         enough_s = now_s + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
         return rows if any(deadlines[request] < enough_s for request in rows) else []
+
+    def _renders_urgently(self, jobs: Mapping[int, Job]) -> bool:
+        """Return whether a small batch is being rendered for a listener who has no audio, or not for long."""
+        rendered = [job for job in jobs.values() if job.in_flight_s]
+        if self._capacity.whole_segments or len(rendered) >= LARGE_BATCH * self._renderer.max_batch:
+            return False
+        soon_s = time.perf_counter() + SOON_S
+        return any(
+            job.session.plays
+            and (job.session.timing.first_audio_s is None or job.session.timing.deadline_s < soon_s)
+            for job in rendered
+        )
 
     def batch_size(self, ordered: Sequence[int]) -> int:
         """Leave blocks that can wait to a later batch while streams start, whose first blocks come sooner then."""
@@ -75,16 +97,30 @@ class BatchPacing(Pacing):
         """
         since_s, self._waiting_since_s = self._waiting_since_s, math.inf
         count = min(len(ready), self.batch_size(ready))
+        if not count:
+            return False
         if count >= self._renderer.max_batch or not decoding:
             return in_flight < self._renderer.max_in_flight
-        if in_flight or not count:
+        if in_flight:
             return False
         now_s, jobs = time.perf_counter(), self._snapshot()
+        if self._can_all_wait(jobs, ready, now_s):
+            return False
         starting = self._starting(jobs, count)
         if not starting or now_s >= since_s + WAIT_S or not self._in_time(jobs, 0, now_s + WAIT_S):
             return True
         self._waiting_since_s = min(since_s, now_s)
         return False
+
+    def _can_all_wait(self, jobs: Mapping[int, Job], ready: Sequence[int], now_s: float) -> bool:
+        """Return whether no block is needed soon: until then its tokens become more, and others join its batch."""
+        deadlines = self._deadlines(jobs, now_s)
+        playing = sum(_needs_more(job) for job in jobs.values())
+        soon_s = now_s + SOON_S + MARGIN * self._capacity.batches_s(playing, self._renderer.max_batch)
+        return all(
+            jobs[request].session.plays and not jobs[request].is_new and deadlines[request] > soon_s
+            for request in ready
+        )
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Put as many first blocks in front as leave all streams that play in time, served by their deadlines."""
@@ -100,20 +136,20 @@ class BatchPacing(Pacing):
 
     def _in_time(self, jobs: Mapping[int, Job], first: int, start_s: float) -> bool:
         """Return whether all who play get their next blocks in time, if so many first blocks go before them."""
-        deadlines, block_s = self._deadlines(jobs, start_s), MARGIN * self._capacity.block_s
+        deadlines, size = self._deadlines(jobs, start_s), self._renderer.max_batch
         playing = sorted(deadlines[request] for request, job in jobs.items() if _needs_more(job))
-        size, free_s = self._renderer.max_batch, self._free_s(jobs, start_s)
-        for number, at_s in enumerate(playing, start=first + 1):
+        free_s = self._free_s(jobs, start_s) + MARGIN * self._capacity.batches_s(first, size)
+        for number, at_s in enumerate(playing, start=1):
             # Those of its batch, and of the batches before it.
-            blocks = min(first + len(playing), -(-number // size) * size)
-            if at_s < free_s + blocks * block_s:
+            blocks = min(len(playing), -(-number // size) * size)
+            if at_s < free_s + MARGIN * self._capacity.batches_s(blocks, size):
                 return False
         return True
 
     def _free_s(self, jobs: Mapping[int, Job], now_s: float) -> float:
         """Return when the blocks that are being rendered will be ready."""
         in_flight = sum(bool(job.in_flight_s) for job in jobs.values())
-        return now_s + MARGIN * in_flight * self._capacity.block_s
+        return now_s + MARGIN * self._capacity.batches_s(in_flight, self._renderer.max_batch)
 
     def _deadlines(self, jobs: Mapping[int, Job], now_s: float) -> dict[int, float]:
         """Return when listeners run out of audio; one whose first block is being rendered plays after that."""
@@ -128,17 +164,17 @@ class BatchPacing(Pacing):
     def first_block_tokens(self, smallest: int) -> int:
         """Return the tokens of the first block of a stream that starts now. Their audio lasts until its next tokens are
         decoded and rendered: after the first blocks of all streams that start now, and after batches that others
-        have in flight."""
-        playing, size = (
-            [job for job in self._snapshot().values() if job.session.plays],
-            self._renderer.max_batch,
-        )
+        have in flight. The next blocks of the others need not wait for many tokens any more."""
+        playing = [job for job in self._snapshot().values() if job.session.plays]
         if len(playing) < 2:
             return smallest
-        new = sum(job.is_new for job in playing)
+        for job in playing:
+            if job.utterance is not None and not job.is_new:
+                job.utterance.shrink_next_block()
+        size, new = self._renderer.max_batch, sum(job.is_new for job in playing)
         blocks = max(new + min(new, size), min(len(playing), (self._renderer.max_in_flight + 1) * size))
-        wait_s = DECODE_S + MARGIN * blocks * self._capacity.block_s
-        return max(smallest, min(math.ceil(wait_s * CLOCKS.token_rate_hz), LARGEST_FIRST_BLOCK))
+        wait_s = DECODE_S + MARGIN * self._capacity.batches_s(blocks, size)
+        return max(smallest, min(math.ceil(wait_s * CLOCKS.token_rate_hz) + HELD_TOKENS, LARGEST_FIRST_BLOCK))
 
     def limit_block(self, job: Job, utterance: Utterance) -> None:
         utterance.concurrent = self._is_concurrent()

@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
-from nightingale.engine.faults import check_finite
+from nightingale.engine.faults import check_finite, engine_failed
 from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.serial_calls import SerialCalls
 from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart, TextWarning, TimedWord
@@ -82,26 +84,27 @@ class Timing:
     kv_bytes: int = 0
     """KV cache bytes of the longest segment."""
     gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
-    _deadline_s: float = 0.0
-    """The deadline after the first audio."""
+    _played_from_s: float = 0.0
+    """The time of the first audio; later, if the stream is later than LATE_S."""
     _last_chunk_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def deadline_s(self) -> float:
         """When a listener that plays from the first chunk on runs out of audio."""
-        return self.opened_s + FIRST_AUDIO_S if self.first_audio_s is None else self._deadline_s
+        if self.first_audio_s is None:
+            return self.opened_s + FIRST_AUDIO_S
+        return self._played_from_s + self.samples / CLOCKS.sample_rate_hz
 
-    def delivered(self, samples: int) -> None:
+    def delivered(self) -> None:
+        """Note that the listener can have a chunk."""
         now = time.perf_counter()
-        if samples:
-            if self.first_audio_s is None:
-                self.first_audio_s = self._deadline_s = now
-            self._deadline_s = max(self._deadline_s, now - LATE_S) + samples / CLOCKS.sample_rate_hz
-            if self._last_chunk_s is not None:
-                self.gaps.add(1000 * (now - self._last_chunk_s))
-            self._last_chunk_s = now
-        self.samples += samples
+        if self.first_audio_s is None:
+            self.first_audio_s = self._played_from_s = now
+        self._played_from_s = max(self._played_from_s, now - LATE_S - self.samples / CLOCKS.sample_rate_hz)
+        if self._last_chunk_s is not None:
+            self.gaps.add(1000 * (now - self._last_chunk_s))
+        self._last_chunk_s = now
 
     def record(self, stage: str, started_s: float) -> float:
         """Add the time since `started_s` to a stage, which several threads may run; return the time now."""
@@ -153,7 +156,7 @@ class Session:
 
         mark: marks each chunk, if audio is watermarked.
         """
-        self._mark = mark
+        self._mark, self._calls = mark, SerialCalls()
         self.request, self.timing, self._on_change = request, Timing(), on_change
         self._ahead_samples = ahead_seconds * CLOCKS.sample_rate_hz
         self._changed = threading.Condition()
@@ -190,22 +193,44 @@ class Session:
 
     def put(self, samples: Samples) -> None:
         """Append rendered audio."""
-        if self._mark is not None and len(samples) and not self.cancelled:
-            samples = check_finite(self._mark(samples), "watermark")
+        if not len(samples):
+            return
+        begins, self._segment_start = self._segment_start, None
+        words, self._words = tuple(self._words), []
+        chunk = AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz, begins=begins, words=words)
         with self._changed:
-            self.timing.delivered(len(samples))
-            if len(samples) and not self.cancelled:
-                begins, self._segment_start = self._segment_start, None
-                words, self._words = tuple(self._words), []
-                rate_hz = CLOCKS.sample_rate_hz
-                self._chunks.append(
-                    AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins, words=words)
-                )
-                self._unread_samples += len(samples)
+            self.timing.samples += len(samples)
+            self._unread_samples += 0 if self.cancelled else len(samples)
+        if self._mark is None:
+            self._deliver(chunk)
+        else:
+            self._calls.submit(partial(self._mark_and_deliver, chunk, self._mark))
+
+    def _mark_and_deliver(self, chunk: AudioChunk, mark: Callable[[Samples], Samples]) -> None:
+        """Mark a chunk in a thread of its own: the engine's would keep all other listeners waiting."""
+        if self.cancelled:
+            return
+        try:
+            self._deliver(replace(chunk, samples=check_finite(mark(chunk.samples), "watermark")))
+        except Exception as error:
+            self._end(engine_failed(error))
+            self.cancel()
+
+    def _deliver(self, chunk: AudioChunk) -> None:
+        with self._changed:
+            self.timing.delivered()
+            if not self.cancelled:
+                self._chunks.append(chunk)
             self._signal()
 
     def end(self, error: NightingaleError | None = None) -> None:
-        """End the stream, with an error if there is one."""
+        """End the stream after the audio that was put, with an error if there is one."""
+        if self._mark is None:
+            self._end(error)
+        else:
+            self._calls.submit(partial(self._end, error))
+
+    def _end(self, error: NightingaleError | None) -> None:
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error

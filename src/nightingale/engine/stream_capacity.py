@@ -35,6 +35,8 @@ DECODED_S: Final = 0.7
 """Audio that is left to render when all tokens of a stream are decoded, about: its slot is free then."""
 BLOCK_S: Final = 0.01
 """Time per block of a full batch, before the engine has measured it."""
+SMALL_BATCH_S: Final = 0.04
+"""Time of a batch of few blocks, before the engine has measured it."""
 LARGE_BATCH: Final = 0.5
 """The share of the largest batch from which on its time per block is that of a full one."""
 LARGE_BLOCK_S: Final = 2.5
@@ -120,6 +122,8 @@ class Capacity:
     """True if many blocks are rendered at a time, where a block takes about as long whatever its length."""
     block_s: float = BLOCK_S
     """Time per block of a full batch, a running mean."""
+    small_batch_s: float = SMALL_BATCH_S
+    """Time of a batch of few blocks, a running mean."""
     _rendered_s: float = 0.0
     """When the last batch was rendered."""
 
@@ -155,6 +159,12 @@ class Capacity:
         took_s, self._rendered_s = now_s - max(started_s, self._rendered_s), now_s
         if share >= LARGE_BATCH:
             self.block_s += WEIGHT * (took_s / blocks - self.block_s)
+        else:
+            self.small_batch_s += WEIGHT * (took_s - self.small_batch_s)
+
+    def batches_s(self, blocks: int, largest: int) -> float:
+        """Return the time of so many blocks in batches of this size: few blocks take as long as a small batch."""
+        return max(blocks * self.block_s, -(-blocks // largest) * self.small_batch_s)
 
     def admits(self, running: Sequence[Demand], left_s: float) -> bool:
         """Return whether a stream with so much audio may start beside those that run."""

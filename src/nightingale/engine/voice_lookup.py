@@ -21,16 +21,17 @@ from nightingale.files import as_path
 from nightingale.types import AudioChunk, Samples
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
+from nightingale.voices.blend import blend, is_blend, parse_blend
 from nightingale.voices.cache import enrolled
 from nightingale.voices.voice import Voice
 
 VoiceReference = str | Path | bytes | BinaryIO | AudioChunk | tuple[ArrayLike, int]
-"""A voice's name, the path of a voice file or of a clip, the clip's contents or an open file of them, or its
+"""A voice's name or a blend, the path of a voice file or of a clip, the clip's contents or an open file of them, or its
 audio: an `Audio`, or (samples, sample rate in hertz)."""
 
 _KINDS: Final = (
-    "a voice's name, a voice file, or a clip of the speaker: the path, contents or file object of a wav, flac, "
-    "ogg or mp3 file, or (samples, sample rate)"
+    "a voice's name, a blend such as heart(2)+emma, a voice file, or a clip of the speaker: the path, contents or "
+    "file object of a wav, flac, ogg or mp3 file, or (samples, sample rate)"
 )
 _CLIP: Final = "clip"
 """The name of a voice that is made from a clip without one."""
@@ -67,7 +68,9 @@ class VoiceResolver:
         return voice
 
     def named(self, name: str) -> Voice:
-        """Return a voice by its name alone: unlike `find`, it opens no file that the name may be a path of."""
+        """Return a voice or a blend by name alone: unlike `find`, it opens no file that the name may be a path of."""
+        if is_blend(name):
+            return self._blended(name)
         if not library.is_name(name.lower()):
             raise VoiceNotFound(
                 "no such voice", got=repr(name[:40]), allowed="a name", fix="See `nightingale voices list`."
@@ -90,8 +93,11 @@ class VoiceResolver:
     def _named(self, reference: str | Path) -> Voice:
         model, path = self._model, as_path(reference).expanduser()
         name = str(reference).lower()
-        if isinstance(reference, str) and library.is_name(name) and not path.is_file():
-            return self._by_name(name)
+        if isinstance(reference, str) and not path.is_file():
+            if library.is_name(name):
+                return self._by_name(name)
+            if is_blend(name):
+                return self._blended(name)
         if not path.is_file():
             raise VoiceNotFound(
                 "no such voice",
@@ -104,6 +110,9 @@ class VoiceResolver:
         if path.suffix == ".pt":
             return Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
         return self._enrol(path, partial(self.learn, path, name=path.stem))
+
+    def _blended(self, spec: str) -> Voice:
+        return blend([(self.named(name), weight) for name, weight in parse_blend(spec)])
 
     def _by_name(self, name: str) -> Voice:
         """Return a voice of the library, else the model's own, else the one that the name is an alias of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing, UnknownModel
 from nightingale.hub import hub_cache
 from nightingale.hub.cards import CARDS, Card, FileCard, card_of_file
+from nightingale.hub.download_progress import DownloadMeter, OnDownload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +114,14 @@ def locate(
     offline: bool = False,
     optional: bool = False,
     without: Collection[str] = (),
-    on_file: Callable[[str], None] = lambda _: None,
+    on_download: OnDownload | None = None,
     **options: Any,
 ) -> ModelFiles:
     """Return the files of a model, after downloading needed ones that are missing.
 
     The options are those of `resolve`. `offline`, like HF_HUB_OFFLINE, raises `ModelMissing` instead of
     downloading; `optional` also downloads files that the model works without; `without` names roles that are not
-    needed. `on_file` is called with the name
-    of each file before its download.
+    needed. `on_download` is told the progress of a download.
     """
     request = _without(resolve(model, **options), without)
     paths, missing = _look_up(request)
@@ -129,12 +129,14 @@ def locate(
     local = request.folder is not None or offline or is_offline()
     if missing and local:
         raise _missing_files(request, missing)
-    for file in request.card.files if missing or (optional and not local) else ():
-        if file.role not in paths:
-            on_file(request.names(file)[0])
-            with nullcontext() if file.needed else suppress(ModelMissing):
-                names = request.names(file)
-                paths[file.role] = hub_cache.download(card_of_file(request.card, names[0]), names)
+    wanted = [file for file in request.card.files if file.role not in paths]
+    wanted = wanted if missing or (optional and not local) else []
+    sizes = {request.names(file)[0]: file.approx_bytes for file in wanted}
+    meter = None if on_download is None else DownloadMeter(sizes, on_download)
+    for file in wanted:
+        with nullcontext() if file.needed else suppress(ModelMissing):
+            names = request.names(file)
+            paths[file.role] = hub_cache.download(card_of_file(request.card, names[0]), names, meter)
     return ModelFiles(card=request.card, paths=paths)
 
 

@@ -6,12 +6,17 @@ Only downloading uses `huggingface_hub`, an optional package: files that are her
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nightingale.errors import CheckpointError, ModelMissing
 from nightingale.hub.cards import SHA256, Card
+from nightingale.hub.download_progress import DownloadMeter
 
 CONNECT_S: Final = 5.0
 """Longest wait for a connection to the hub before a download."""
@@ -39,7 +44,7 @@ def in_cache(card: Card, name: str) -> Path | None:
     repository = _cached_repository(card)
     pinned = [r for r in revisions_in_cache(card) if r.startswith(card.revision_prefix)]
     branch = repository / "refs" / card.revision  # contains a commit
-    named = branch.read_text() if branch.is_file() else card.revision
+    named = branch.read_text(encoding="utf-8") if branch.is_file() else card.revision
     paths = (repository / "snapshots" / revision / name for revision in [*pinned, named])
     return next((path for path in paths if path.is_file()), None)
 
@@ -48,8 +53,11 @@ def _cached_repository(card: Card) -> Path:
     return cache_root() / f"models--{card.repo.replace('/', '--')}"
 
 
-def download(card: Card, names: tuple[str, ...]) -> Path:
-    """Download the first of `names` that the repository has. The hub client writes its cache atomically."""
+def download(card: Card, names: tuple[str, ...], meter: DownloadMeter | None = None) -> Path:
+    """Download the first of `names` that the repository has. The hub client writes its cache atomically.
+
+    meter: Is told the progress; without one the client shows its own bars at a terminal.
+    """
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -64,8 +72,13 @@ def download(card: Card, names: tuple[str, ...]) -> Path:
     unreachable = _unreachable()
     reason = unreachable or "no such file in the repository"
     for name in () if unreachable else names:
+        options: dict[str, Any] = {"revision": card.revision, "cache_dir": cache_root()}
+        # Old clients have no such parameter and show their own bars.
+        if meter is not None and "tqdm_class" in signature(hf_hub_download).parameters:
+            options["tqdm_class"] = meter.bar(names[0])
         try:
-            return Path(hf_hub_download(card.repo, name, revision=card.revision, cache_dir=cache_root()))
+            with _quiet_client():
+                return Path(hf_hub_download(card.repo, name, **options))
         except (OSError, ValueError, EntryNotFoundError) as error:
             # An EntryNotFoundError says that there is no such file, unless it is a LocalEntryNotFoundError.
             # Else there is no network, no access, no such revision, or no space on the disk.
@@ -80,19 +93,31 @@ def download(card: Card, names: tuple[str, ...]) -> Path:
     )
 
 
-def _unreachable() -> str | None:
-    """Return why the hub cannot be reached, or None if it can or if only its client knows, as with a proxy.
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Keep the client from printing a line for each attempt."""
+    client = logging.getLogger("huggingface_hub")
+    level = client.level
+    client.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        client.setLevel(level)
 
-    The hub's client would try again for half a minute and print a line each time.
+
+def _unreachable() -> str | None:
+    """Return why the hub, or the proxy to it, cannot be reached; None if it can.
+
+    The hub's client would try again for half a minute.
     """
     import socket  # late, with what the two others import: only a download needs them
     from urllib.parse import urlsplit
-    from urllib.request import getproxies
+    from urllib.request import getproxies, proxy_bypass
 
-    if getproxies():
-        return None
     address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = address.port or (80 if address.scheme == "http" else 443)
+    if (proxy := getproxies().get(address.scheme)) and not proxy_bypass(address.hostname or ""):
+        address = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    port = address.port or (443 if address.scheme == "https" else 80)
     try:
         socket.create_connection((address.hostname or "", port), timeout=CONNECT_S).close()
     except OSError as error:

@@ -30,7 +30,9 @@ def open_listen_socket(
         # asyncio sets TCP_NODELAY only if the protocol is given; without it the first audio waits 40 ms.
         listener = socket.socket(family, kind, protocol)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # On Windows, SO_REUSEADDR would let two servers listen on the same port.
+            sharing = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+            listener.setsockopt(socket.SOL_SOCKET, sharing, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             values = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 3}

@@ -58,7 +58,7 @@ def parse_pairs(value: Any) -> Any:
 
 
 def lowercase_aliases(aliases: dict[str, str]) -> dict[str, str]:
-    """Lowercase both sides, because voice names in requests are lowercased (voice_registry.parse_blend)."""
+    """Lowercase both sides, because voice names in requests are lowercased (voices/blend.py)."""
     lowered = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
     if any(lowered[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
         raise PydanticCustomError("aliases", "aliases that differ in more than upper and lower case")
@@ -99,7 +99,12 @@ class ServerSettings(BaseSettings):
     """The settings of one server. Each field is a flag, a variable and a key of the file of that name."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, validate_default=True
+        env_prefix=PREFIX,
+        env_file=ENV_FILE,
+        env_file_encoding="utf-8",
+        extra="ignore",
+        frozen=True,
+        validate_default=True,
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback requires a key.")

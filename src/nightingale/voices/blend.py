@@ -6,12 +6,43 @@ averaged. So a blend has the weighted embeddings of all parts and the prompts of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from nightingale.errors import VoiceError
 from nightingale.voices.voice import Floats, Voice
+
+MAX_BLEND_PARTS: Final = 8
+_PART: Final = re.compile(r"\s*([a-z0-9_-]{1,64})\s*(?:\(\s*(\d{1,4}(?:\.\d{1,4})?)\s*\))?\s*")
+
+_WEIGHT: Final = re.compile(r"\([^()]*\)")
+
+
+def parse_blend(spec: str) -> list[tuple[str, float]]:
+    """Parse "a(2)+b" into [("a", 2.0), ("b", 1.0)]; a plain name is a blend of one. Case does not matter."""
+    matches = [_PART.fullmatch(part) for part in spec.lower().split("+")]
+    parts = [(match[1], float(match[2] or 1.0)) for match in matches if match is not None]
+    if not (len(parts) == len(matches) <= MAX_BLEND_PARTS and all(weight > 0 for _, weight in parts)):
+        raise invalid_voice(spec)
+    return parts
+
+
+def is_blend(spec: str) -> bool:
+    """Return whether a voice is written as a blend, which may still have a mistake, and not as the path of a file."""
+    names = _WEIGHT.sub("", spec)
+    return ("+" in spec or names != spec) and not {".", "/", "\\"} & set(names)
+
+
+def invalid_voice(spec: object) -> VoiceError:
+    return VoiceError(
+        "invalid voice",
+        got=repr(spec)[:100],
+        allowed=f"a name (a-z, 0-9, _ and -), or up to {MAX_BLEND_PARTS} with weights: heart(2)+emma",
+        fix="See `nightingale voices list`, or GET /v1/audio/voices.",
+    )
 
 
 def blend(parts: Sequence[tuple[Voice, float]]) -> Voice:

@@ -19,7 +19,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from nightingale.errors import OutputError, VoiceError, VoiceExists, VoiceNotFound
-from nightingale.files import write_whole
+from nightingale.files import is_device_name, write_whole
 from nightingale.voices.home import builtin_folder, voices_folder, voices_url
 from nightingale.voices.remote_voices import RemoteVoices, remote_voices
 from nightingale.voices.voice import Voice, file_contents
@@ -40,7 +40,7 @@ class Entry:
 
 
 def is_name(text: str) -> bool:
-    return re.fullmatch(r"[a-z0-9_-]{1,64}", text) is not None
+    return re.fullmatch(r"[a-z0-9_-]{1,64}", text) is not None and not is_device_name(text)
 
 
 def entries(came_with: Path | None = None, *, tenant: str | None = None) -> list[Entry]:
@@ -167,7 +167,7 @@ def _check(name: str) -> None:
         raise VoiceNotFound(
             "not a voice name",
             got=repr(name),
-            allowed="1 to 64 of a-z, 0-9, _ and -",
+            allowed="1 to 64 of a-z, 0-9, _ and -, and no name of a Windows device (con, nul, com1)",
             fix="Use such a name, or the path of a clip or of a .safetensors voice.",
         )
 

@@ -45,7 +45,7 @@ class RemoteVoices:
             self._forget(name)
             return
         local, stamp = self._folder / f"{name}{SUFFIX}", self._folder / f"{name}.version"
-        if local.is_file() and stamp.is_file() and stamp.read_text() == version:
+        if local.is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8") == version:
             return
         try:
             data = self._fs.cat_file(self._path(name))

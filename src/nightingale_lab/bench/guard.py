@@ -216,7 +216,7 @@ def render(changes: Sequence[Change], before: Mapping[str, Any] | None, now: Map
         return "\n".join(lines)
     head = f"{'times the unit of work':<28}{'accepted':>9}{'now':>9}{'change':>9}{'noise':>8}{'limit':>8}"
     return "\n".join(
-        [f"against {before['commit']} of {before['date']}", head, *(one.line for one in changes)]
+        [f"against {store.commit_label(before)} of {before['date']}", head, *(one.line for one in changes)]
     )
 
 

@@ -1,7 +1,7 @@
 """Common parts of all benchmark scripts: options for storing, tables on the terminal, and the last line.
 
 Every script prints tables for people and then its result as one line of JSON. The line is also appended to
-`benchmarks/results/<kind>.jsonl` with machine and commit, except at tiny sizes or with `--no-store`.
+`benchmarks/results/<kind>.jsonl` with command, machine and commit, except at tiny sizes or with `--no-store`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def parser(doc: str | None, *, tiny: bool = True) -> argparse.ArgumentParser:
     if tiny:
         made.add_argument("--tiny", action="store_true", help="tiny sizes: proves that the script runs")
     made.add_argument("--no-store", action="store_true", help="do not append to the results file")
-    made.add_argument("--commit", help="the commit, where this copy of the files has no .git")
+    made.add_argument(
+        "--commit", help="the commit, where this copy of the files has no .git; with a plus if files differ"
+    )
     made.add_argument("--results", type=Path, default=store.results_folder(), help="folder of results files")
     return made
 
@@ -31,7 +33,8 @@ def finish(result: Mapping[str, Any], kind: str, options: argparse.Namespace) ->
     """Sign the result, store it if the options allow it, and print it as the last line."""
     tiny = getattr(options, "tiny", False)
     line = store.signed({**result, "tiny": True} if tiny else result)
-    line["commit"] = options.commit or line["commit"]
+    if options.commit:
+        line |= {"commit": options.commit.rstrip("+"), "clean": not options.commit.endswith("+")}
     if not options.no_store and not tiny:
         store.append(line, kind, options.results)
     sys.stdout.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -1,4 +1,4 @@
-"""The results files: `benchmarks/results/<kind>.jsonl`, one line per run with machine, commit and versions.
+"""The results files: `benchmarks/results/<kind>.jsonl`, one line per run. Every line has the fields of `FIELDS`.
 
 Only a checkout has that folder. An installed package stores nothing unless it is given one.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "numpy", "onnxruntime", "safetensors")
+FIELDS: Mapping[str, type] = {
+    "kind": str,
+    "command": str,
+    "commit": str,
+    "clean": bool,
+    "machine": dict,
+    "versions": dict,
+    "date": str,
+}
+"""Fields of every line. `clean` is false if tracked files differed from the commit."""
+SINCE = "2026-11-18"
+"""Lines before this date may have null where a value was not recorded."""
 
 
 def checkout() -> Path | None:
@@ -30,14 +43,37 @@ def results_folder() -> Path | None:
     return root / "benchmarks" / "results" if root else None
 
 
-def commit() -> str:
-    """Return the commit of the checkout, with a plus if tracked files are changed."""
+def commit() -> tuple[str, bool]:
+    """Return the commit of the checkout, and whether all tracked files are those of the commit.
+
+    The results files themselves do not count: the run before may have added a line.
+    """
     root = checkout()
     if root is None:
-        return "installed package"
+        return "installed package", True
     head = _output(["git", "rev-parse", "--short", "HEAD"], root)
-    changed = _output(["git", "status", "--porcelain", "--untracked-files=no"], root)
-    return head + ("+" if changed else "") if head else "unknown"
+    unchanged = ["--", ".", ":!benchmarks/results"]
+    changed = _output(["git", "status", "--porcelain", "--untracked-files=no", *unchanged], root)
+    return head or "unknown", bool(head) and not changed
+
+
+def command() -> str:
+    """Return the command line of this process, with the last part of paths only."""
+    program, *arguments = sys.argv
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if Path(program).name in ("nightingale", "__main__.py"):
+        begin = "nightingale"
+    elif main is not None:
+        begin = f"python -m {main.name}"
+    else:
+        path, root = Path(program).resolve(), checkout()
+        begin = f"python {path.relative_to(root) if root and path.is_relative_to(root) else path.name}"
+    return " ".join([begin, *(Path(word).name if Path(word).is_absolute() else word for word in arguments)])
+
+
+def commit_label(line: Mapping[str, Any]) -> str:
+    """Return the commit of a line, with a plus if files were changed."""
+    return f"{line.get('commit') or '?'}{'+' if line.get('clean') is False else ''}"
 
 
 def _output(command: list[str], folder: Path | None = None) -> str:
@@ -89,11 +125,14 @@ def versions() -> dict[str, str]:
 
 
 def signed(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result with machine, commit, versions and date added."""
+    """Return the result with command, commit, machine, versions and date added."""
+    head, clean = commit()
     return {
         **result,
+        "command": command(),
+        "commit": head,
+        "clean": clean,
         "machine": machine(),
-        "commit": commit(),
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -103,11 +142,27 @@ def append(line: Mapping[str, Any], kind: str, folder: Path | None) -> Path | No
     """Append a line to `<kind>.jsonl`. Does nothing without a folder."""
     if folder is None:
         return None
+    line = {"kind": kind, **line}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{kind}.jsonl"
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return path
+
+
+def problems(line: Mapping[str, Any], kind: str) -> list[str]:
+    """Return what is wrong with the fields of a line of `<kind>.jsonl`."""
+    found = [f"{name} is missing" for name in FIELDS if name not in line]
+    old = str(line.get("date", "")) < SINCE
+    for name in FIELDS.keys() & line.keys():
+        value, expected = line[name], FIELDS[name]
+        if not (isinstance(value, expected) or (value is None and old)):
+            found.append(f"{name} is {value!r}, not {expected.__name__}")
+    if line.get("kind") != kind:
+        found.append(f"kind is {line.get('kind')!r} in {kind}.jsonl")
+    if str(line.get("commit")).endswith("+"):
+        found.append("commit ends with a plus, and not clean is false")
+    return found
 
 
 def read_lines(folder: Path, kind: str) -> list[dict[str, Any]]:

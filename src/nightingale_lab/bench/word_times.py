@@ -1,8 +1,8 @@
 """Measure the error of word timestamps against a forced aligner, and what they cost.
 
-    python -m nightingale_lab.bench.word_times [--clips 200] [--texts wren_200] [--rank-heads] [--judges FOLDER]
+    python -m nightingale_lab.bench.word_times [--model wren] [--clips 200] [--rank-heads]
 
-Wren speaks sentences in all of its voices. `judges/aligner.py` aligns the audio with the words that were spoken; an
+The model speaks sentences in all of its voices. `judges/aligner.py` aligns the audio with the words it spoke; an
 error is the difference of a word's start or end. The cost is the CPU time that T3 and the timing of words take, with
 timestamps and without, in turn. With --rank-heads, every head of T3 is ranked by the error of word starts that
 it gives alone, without the energy of the audio. The last line is JSON.
@@ -234,13 +234,15 @@ def measure_cost(model: Model, texts: Sequence[str]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="nightingale_lab.bench.word_times", description=__doc__)
+    parser.add_argument("--model", default="wren", help="a model whose weights are here")
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--texts", default="wren_200", help="a list of nightingale_lab/bench/texts")
     parser.add_argument("--rank-heads", action="store_true")
     parser.add_argument("--cost-texts", type=int, default=30, help="texts to measure the cost with; 0: none")
     parser.add_argument("--judges", type=Path, help="the folder of the judges' environment")
     options = parser.parse_args(argv)
-    model, texts = load_model("wren", offline=True, options={}), sentences(options.texts)[: options.clips]
+    model = load_model(options.model, offline=True, options={})
+    texts = sentences(options.texts)[: options.clips]
     python, result = judges_python(options.judges), dict[str, Any]()
     spoken_by = with_all_heads(model) if options.rank_heads else model
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ Peers = Annotated[
     str | None,
     typer.Option(
         "--peer",
-        help="Also measure others, with commas: hibari, kokoro, espeak-ng (or all), upstream (or "
+        help="Also measure others, with commas: hibari, kokoro, espeak-ng, piper (or all), upstream (or "
         "upstream:turbo, :english, :multilingual).",
         show_default=False,
     ),

@@ -89,6 +89,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="speaker encoder, distilled",
     )
     encoder.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
+    encoder.add_argument(
+        "--clips", type=Path, nargs="+", help="files of human-clips, to train on these instead of a corpus"
+    )
     encoder.add_argument("--keep-voices", action="store_true", help="do not write voices.safetensors")
     encoder.set_defaults(run=rendering_stages.run_voice_encoder)
 

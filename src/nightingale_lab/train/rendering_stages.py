@@ -38,19 +38,30 @@ def run_human(args: argparse.Namespace) -> None:
 
 
 def run_voice_encoder(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
     import torch
     from safetensors.torch import save_file
 
     from nightingale_lab.train.asset_files import Assets
     from nightingale_lab.train.corpus import Corpus, parts_with_people
+    from nightingale_lab.train.human_clips import read_clips
+    from nightingale_lab.train.human_corpus import OTHER_RATES, human_corpus
     from nightingale_lab.train.speakers import TEACHER_SUFFIX, mean_speakers
     from nightingale_lab.train.voice_encoder import speaker_vectors, train_voice_encoder
 
-    parts = parts_with_people(args.corpus, args.parts, copies=True)
-    corpus, device = Corpus.join([Corpus.load(part) for part in parts]), torch.device(args.device)
+    device, teacher_net = torch.device(args.device), Assets(args.assets).teacher_voice_encoder()
+    if args.clips:
+        clips = [clip for path in args.clips for clip in read_clips(path)]
+        corpus = human_corpus(clips, device=device, rates=(1.0, *OTHER_RATES))
+        vectors = speaker_vectors(teacher_net.to(device), corpus, device=device)
+        corpus, args.keep_voices = replace(corpus, speaker=vectors.numpy()), True
+    else:
+        parts = parts_with_people(args.corpus, args.parts, copies=True)
+        corpus = Corpus.join([Corpus.load(part) for part in parts])
     net = train_voice_encoder(
         corpus,
-        Assets(args.assets).teacher_voice_encoder(),
+        teacher_net,
         args.out,
         budget_s=args.budget_s,
         plan_s=args.plan_s,

@@ -4,7 +4,8 @@ The architecture is the same, the weights are new; the teacher's weights are not
 shift pitch and formants together, give more speakers than the corpus has.
 
 The student also learns the hidden states of each of the teacher's layers at every frame, which says far more than
-one vector per window.
+one vector per window. At first each layer gets the teacher's states of the layer below, so that it need not wait
+until that one is right; later the layers get each other's.
 
 The network is an LSTM, whose time steps are sequential, so throughput comes from wide batches. Features and the
 teacher's vectors are computed once for a pool of windows, from which the student takes several batches.
@@ -44,6 +45,10 @@ BATCH_TOKENS = 25_600
 """Tokens (17 minutes) per batch when whole clips are encoded."""
 HIDDEN_WEIGHT = 1.0
 """Loss weight of the distance from the teacher's hidden states."""
+FORCED_SHARE = 0.4
+"""Share of the training in which each layer gets the teacher's states of the layer below."""
+GAIN_POINTS, GAIN_DB, WARP = 6, 6.0, 0.12
+"""Random filters: points of the curve over the bands, its standard deviation; and the largest shift of a band."""
 HEAD_FRAMES = 8
 """Mel frames that are dropped at the start of a crop, since its edge affects them."""
 
@@ -73,18 +78,36 @@ class LayerOutputs:
                 setattr(layer, f"{kind}_l0", getattr(stacked, f"{kind}_l{number}"))
             self.layers.append(layer)
 
-    def __call__(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return (batch, frames, width) of each layer, and the unit vectors (batch, embedding)."""
+    def __call__(self, mel: Tensor, given: Sequence[Tensor] = ()) -> tuple[list[Tensor], Tensor]:
+        """Return (batch, frames, width) of each layer, and the unit vectors (batch, embedding).
+
+        given: the states that the layers above the first, and the projection, get instead of these."""
         states, x = [], mel
-        for layer in self.layers:
-            x, _ = layer(x)
-            states.append(x)
+        for number, layer in enumerate(self.layers):
+            states.append(layer(x)[0])
+            x = given[number] if given else states[-1]
         return states, F.normalize(F.relu(self.net.proj(x[:, -1])), dim=-1)
 
 
 def hidden_distance(states: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
     """Return the squared distance of hidden states as a fraction of their variance, the mean over layers."""
     return torch.stack([F.mse_loss(a, b) / b.var() for a, b in zip(states, wanted, strict=True)]).mean()
+
+
+def vary(mel: Tensor) -> Tensor:
+    """Return mel power (batch, frames, bands) with half of the rows filtered and their bands shifted.
+
+    Rooms, microphones and vocal tracts differ so; the teacher says what it makes of each."""
+    batch, _, bands = mel.shape
+    some = (torch.rand(batch, 1, 1, device=mel.device) < 0.5).float()
+    curve = torch.randn(batch, 1, GAIN_POINTS, device=mel.device) * (GAIN_DB / 10)
+    gains = 10 ** (some * F.interpolate(curve, size=bands, mode="linear", align_corners=True))
+    shift = 1 + some * WARP * (2 * torch.rand(batch, 1, 1, device=mel.device) - 1)
+    where = (torch.arange(bands, device=mel.device) * shift).clamp(max=bands - 1).expand_as(mel)
+    left = where.floor().long()
+    right = (left + 1).clamp(max=bands - 1)
+    warped = torch.lerp(mel.gather(2, left), mel.gather(2, right), where - left)
+    return warped * gains
 
 
 class Pool:
@@ -115,7 +138,7 @@ class Pool:
             wav = wav + self._some(count, 0.2) * self._uniform(count) * wav.roll(1, 0)
             wav = wav * 10 ** (self._uniform(count) - 0.7)
             frames = self.config.window_frames
-            mels.append(self.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames])
+            mels.append(vary(self.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames]))
         return torch.cat(mels)
 
     def _uniform(self, count: int) -> Tensor:
@@ -162,7 +185,8 @@ def train_voice_encoder(
             # No autocast: cuDNN has no bfloat16 LSTM; this one runs in TF32.
             with torch.no_grad():
                 target_states, target = wanted(mels[pick % len(mels)])
-            states, output = own(mels[pick % len(mels)])
+            forced = clock.progress < FORCED_SHARE
+            states, output = own(mels[pick % len(mels)], target_states if forced else ())
             hidden = hidden_distance(states, target_states)
             cosine = (output * target).sum(1).mean()
             # For unit vectors the squared distance equals the cosine; the L1 term reduces small errors.

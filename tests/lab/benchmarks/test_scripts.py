@@ -26,6 +26,7 @@ SCRIPTS = {
     "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
     "kv_cache.py": ("agree", "time"),
     "onnx_blocks.py": ("processor_ms",),
+    "peer_quality.py": ("engines",),
     "processes.py": ("rows",),
     "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
     "speculative.py": ("verify", "speak"),

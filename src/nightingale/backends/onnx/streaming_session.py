@@ -70,7 +70,7 @@ class Binding:
 def return_freed_memory() -> None:
     """Return what loading has freed to the system: a quarter of the process's memory (glibc keeps it)."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library
+        with suppress(AttributeError, TypeError):  # another C library, or none
             ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -73,6 +73,10 @@ class Utterance:
         """Change the size of the first block by a function of it."""
         self._block_tokens = tokens(self._block_tokens)
 
+    def shrink_next_block(self) -> None:
+        """Let the next block be as small as possible, because its listener competes with others now."""
+        self._block_tokens = min(self._block_tokens, self.profile.smallest_block_tokens)
+
     def _start_attempt(self) -> None:
         """Start with no tokens. The first attempt samples as if there were no guard."""
         defaults, sampling = self.model.defaults, self.request.sampling

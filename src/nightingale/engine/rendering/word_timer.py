@@ -17,6 +17,7 @@ from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.word_alignment import WordAligner
 from nightingale.engine.rendering.speech_energy import FRAMES_PER_S, REACH_FRAMES, SpeechEnergy
 from nightingale.errors import ConfigError
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.text.source_words import SegmentSource, SourceWord
 from nightingale.types import Samples, TimedWord
@@ -28,14 +29,26 @@ SETTLED_TOKENS: Final = 4
 
 def check_timing(request: Mapping[str, Any], model: ModelInfo, decoder: Decoder) -> None:
     """Raise ConfigError if a request asks for timestamps and they are not available."""
-    heads = model.preset.t3.traced_heads
-    if request.get("timestamps", False) and not (heads and decoder.traces_attention):
-        why = "whose decoder hides its attention" if heads else "whose alignment heads are not known"
+    if request.get("timestamps", False):
+        check_heads(model.name, model.preset.t3)
+        if not decoder.traces_attention:
+            raise ConfigError(
+                "words cannot be timed here",
+                got=f"a decoder of {model.name!r} that hides its attention",
+                fix="Leave out timestamps.",
+                param="timestamps",
+            )
+
+
+def check_heads(model: str, config: T3Config) -> None:
+    """Raise ConfigError if none of the model's attention heads is known to follow the text."""
+    if not config.traced_heads:
+        timed = [name for name, preset in PRESETS.items() if preset.t3.traced_heads]
         raise ConfigError(
-            "words cannot be timed here",
-            got=f"the model {model.name!r}, {why}",
-            allowed="wren, english and multilingual",
-            fix="Choose another model, or leave out timestamps.",
+            f"the words of {model!r} cannot be timed",
+            got="a model of which no attention head is known to follow the text",
+            allowed=", ".join(timed),
+            fix="Choose another model, or leave out timestamps and captions.",
             param="timestamps",
         )
 

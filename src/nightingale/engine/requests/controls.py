@@ -65,7 +65,7 @@ OPTION_HELP: Final = {
     "ssml_voices": "Voices that SSML may name (docs/text.md), before those of the library; names in lower case.",
     "language": "A language code, for multilingual models.",
     "seed": 'The same text, voice, seed and controls give the same samples: in the profile "exact" always, in '
-    "others if the engine runs no other request meanwhile. None draws one.",
+    "others if the engine runs no other request meanwhile. None chooses one at random.",
     "normalize": "Write digits, symbols and abbreviations out in words first, where the model has that step "
     '(docs/text.md). In the profile "exact", the multilingual model has it only if this is given.',
     "strict": "Refuse a text of which a part would not be spoken; otherwise it is left out, with a warning.",

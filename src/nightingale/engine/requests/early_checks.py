@@ -8,14 +8,17 @@ from typing import Any
 from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import profile_named
 from nightingale.backends.selection import find_machine
+from nightingale.engine.rendering.word_timer import check_heads
 from nightingale.engine.requests.controls import SWITCHES, check_control
 from nightingale.errors import VoiceNotFound
 from nightingale.hub.cards import CARDS
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sound_tags import tags_of as tags_of
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
+from nightingale.voices.blend import is_blend, parse_blend
 
 
 def languages_of(model: str) -> tuple[str, ...]:
@@ -30,6 +33,7 @@ def check_call(
     device: str,
     voice: str | None,
     language: str | None,
+    timestamps: bool = False,
     **controls: Any,
 ) -> None:
     """Raise the error that a call would end with, as far as it is known without the model's files.
@@ -37,9 +41,11 @@ def check_call(
     Args:
         model: A name or a folder; None is wren. Nothing is known of the voices and languages of a folder.
         profile, device: As `TTS` takes them.
-        voice, language, controls: As `TTS.say` takes them.
+        voice, language, timestamps, controls: As `TTS.say` takes them.
     """
     name = model or "wren"
+    if timestamps and name in PRESETS:
+        check_heads(name, PRESETS[name].t3)
     profile_named(profile)
     if device != "auto":
         find_machine(BACKENDS, device)
@@ -51,7 +57,9 @@ def check_call(
     if language is not None and is_known:
         check_language(language, languages_of(name))
     if voice is not None:
-        _check_voice(voice, any_name=not is_known)
+        blended = is_blend(voice) and not Path(voice).expanduser().is_file()
+        for one in [name for name, _ in parse_blend(voice)] if blended else [voice]:
+            _check_voice(one, any_name=not is_known)
 
 
 def _check_voice(voice: str, *, any_name: bool) -> None:

@@ -20,6 +20,7 @@ from nightingale.errors import TextError
 from nightingale.text.punctuation import empty_text
 from nightingale.text.ssml import SsmlPart, is_ssml, parse_ssml
 from nightingale.text.unspoken import check_strict
+from nightingale.voices.blend import blend, is_blend, parse_blend
 from nightingale.voices.voice import Voice
 
 Segmenter = Callable[..., Iterator[TextSegment]]
@@ -41,6 +42,8 @@ def segmenter_of(
 
     def voice_named(name: str) -> Voice:
         given = request.get("ssml_voices") or {}
+        if is_blend(name):
+            return blend([(voice_named(part), weight) for part, weight in parse_blend(name)])
         return voices.resolve(given[name.lower()]) if name.lower() in given else voices.named(name)
 
     @raising_engine_faults()

@@ -127,14 +127,15 @@ def share_heap() -> None:
     By default each thread has its own, of which `malloc_trim` does not return the unused end: after each unload of
     wren 30 MB more were kept. Speech takes as much processor time with one heap as with many.
     """
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(MALLOPT_HEAPS, 1)
 
 
 def release_memory() -> None:
     """Free what an unloaded model leaves behind. The CUDA context stays until the process ends."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc keeps freed memory between blocks that are still used
+    # glibc keeps freed memory between blocks that are still used. Other systems have no such function.
+    with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     if (torch := sys.modules.get("torch")) is not None:
         # On ARM, PyTorch allocates with mimalloc, which returns memory only when a large block is freed after
@@ -148,7 +149,7 @@ def release_memory() -> None:
 def resident_bytes() -> int:
     """Return the memory of this process, as far as it is in RAM; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

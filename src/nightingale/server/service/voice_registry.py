@@ -7,7 +7,6 @@ voice, and with aliases of these. Some clients accept only OpenAI's thirteen nam
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,7 +20,7 @@ from nightingale.errors import CapacityError, OutputError, VoiceError, VoiceExis
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.aliases import DEFAULT, resolve_alias
-from nightingale.voices.blend import blend
+from nightingale.voices.blend import blend, invalid_voice, parse_blend
 from nightingale.voices.home import builtin_folder, voices_folder
 from nightingale.voices.traits import BUILTIN_TRAITS, VoiceTraits
 from nightingale.voices.voice import Voice
@@ -30,9 +29,6 @@ log = logging.getLogger("nightingale.server")
 
 CACHE_SIZE: Final = 128
 """Voices and blends that are kept in memory."""
-MAX_BLEND_PARTS: Final = 8
-
-_PART: Final = re.compile(r"\s*([a-z0-9_-]{1,64})\s*(?:\(\s*(\d{1,4}(?:\.\d{1,4})?)\s*\))?\s*")
 
 
 class VoiceInfo(BaseModel):
@@ -237,21 +233,3 @@ def _modified(path: Path) -> int:
         return int(path.stat().st_mtime)
     except OSError:
         return 0
-
-
-def parse_blend(spec: str) -> list[tuple[str, float]]:
-    """Parse "a(2)+b" into [("a", 2.0), ("b", 1.0)]; a plain name is a blend of one."""
-    matches = [_PART.fullmatch(part) for part in spec.lower().split("+")]
-    parts = [(match[1], float(match[2] or 1.0)) for match in matches if match is not None]
-    if not (len(parts) == len(matches) <= MAX_BLEND_PARTS and all(weight > 0 for _, weight in parts)):
-        raise invalid_voice(spec)
-    return parts
-
-
-def invalid_voice(spec: object) -> VoiceError:
-    return VoiceError(
-        "invalid voice",
-        got=repr(spec)[:100],
-        allowed=f"a name (a-z, 0-9, _ and -), or up to {MAX_BLEND_PARTS} with weights: heart(2)+emma",
-        fix="See GET /v1/audio/voices.",
-    )

@@ -26,6 +26,8 @@ COMPARISONS: Final = (
 RULES: Final = (
     Rule(r"°F\b", " degrees Fahrenheit "),
     Rule(r"°C\b", " degrees Celsius "),
+    Rule(r"(?:°| degrees) ?([NSEW])(?!\w)", " degrees {1:compass}"),
+    Rule(rf"\b({any_of('keys')}) ?[+-] ?(?=[A-Z0-9]\b|[A-Z][a-z])", "{1:keys} "),
     Rule(r"\b([Cc])\+\+", "{1} plus plus"),
     Rule(r"\b([CFGAD])#", "{1} sharp"),
     Rule(r"(?:<=|=<)", " at most "),

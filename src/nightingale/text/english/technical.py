@@ -82,6 +82,10 @@ CODES: Final = (
     Rule(
         rf"(?<![\w.])({_IPV4})(?:/(?P<size>\d{{1,2}}))?(?::(?P<port>\d{{2,5}}))?(?![\w/]|[.:-]\d)", _address
     ),
+    Rule(
+        r"(?<![\w.])802\.(\d{1,2})([a-z]{0,2})\b",
+        lambda m: f"eight oh two dot {words.whole(m[1])} {' '.join(m[2])}",
+    ),
     Rule(r"\b(localhost):(\d{2,5})\b", lambda m: f"{m[1]} port {port(m[2])}"),
     Rule(r"(?<![\w.])0x([0-9A-Fa-f]{1,32})\b", _hexadecimal),
     Rule(

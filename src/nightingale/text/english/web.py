@@ -7,7 +7,7 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.rule import Match, Rule, any_of, fill
-from nightingale.text.english.technical import port
+from nightingale.text.english.technical import port, spell_code
 from nightingale.text.tables import word_map
 
 MAX_PATH_CHARS: Final = 40
@@ -68,8 +68,9 @@ def _file_name(name: str) -> str:
 
 
 def _dotted(match: Match) -> str:
-    """Read a dotted name of a program; a link or an abbreviation is not one."""
-    return " dot ".join(map(_spell, match[0].split(".")))
+    """Read a dotted name of a program or a host; a link or an abbreviation is not one."""
+    said = " dot ".join(map(_spell, match["name"].split(".")))
+    return said + (f" port {port(match['port'])}" if match["port"] else "")
 
 
 def _hashtag(match: Match) -> str:
@@ -100,10 +101,17 @@ RULES: Final = (
     ),
     Rule(r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])", lambda m: f" {_spell(m[0])} "),
     Rule(
-        r"(?<![\w.@/])[a-z_][a-z0-9_]{1,40}(?:(?:\.[A-Za-z_]\w{1,40}){2,6}|\.[a-z_][a-z0-9_]{1,40})(?![\w.]\w)",
+        r"(?<![\w.@/])(?P<name>[a-z_][a-z0-9_]{1,40}(?:(?:\.[A-Za-z_]\w{1,40}){2,6}|\.[a-z_][a-z0-9_]{1,40}))"
+        r"(?![\w.]\w)(?::(?P<port>\d{2,5})\b)?",
         _dotted,
     ),
+    Rule(r"(?:(?<=\s)|^)\.(NET|[a-z]{2,12})(?![\w.])", lambda m: f"dot {_spell(m[1])}"),
     Rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}"),
     Rule(r"(?<![\w#&])#(?=[A-Z]{1,4}-?\d)(?![0-9A-F]{6}\b)", "number "),
+    # A color, whose digits tell it from a hashtag.
+    Rule(
+        r"(?<![\w#&])#(?=[a-fA-F]{0,5}\d)(?=\d{0,5}[a-fA-F])([0-9a-fA-F]{6}|[0-9a-fA-F]{3})\b",
+        lambda m: f"hash {spell_code(m[1])}",
+    ),
     Rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", _hashtag),
 )

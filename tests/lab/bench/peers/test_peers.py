@@ -73,7 +73,7 @@ def test_a_peer_that_dies_is_a_typed_error(parrot: client.PeerProcess) -> None:
 
 
 def test_an_unknown_peer_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="hibari, kokoro, espeak-ng"):
+    with pytest.raises(ConfigError, match="hibari, kokoro, espeak-ng, piper"):
         install.peer_named("festival")
 
 
@@ -111,7 +111,7 @@ def test_upstream_has_sizes_and_is_not_one_of_all() -> None:
     assert install.peer_named("upstream:multilingual") == (PEERS["upstream"], "multilingual")
     assert install.peer_named("hibari") == (PEERS["hibari"], "")
     assert parse_peers("all, upstream:turbo") == [
-        *((PEERS[name], "") for name in ("hibari", "kokoro", "espeak-ng")),
+        *((PEERS[name], "") for name in ("hibari", "kokoro", "espeak-ng", "piper")),
         (PEERS["upstream"], "turbo"),
     ]
     for wrong in ("upstream:huge", "hibari:nano"):

@@ -74,8 +74,8 @@ def test_a_row_that_the_newest_line_lacks_is_that_of_an_older_one_with_its_commi
 
 def test_goals_on_a_gpu_stand_beside_upstream_of_the_same_run() -> None:
     row = {"upstream": 18.5, "must": 1.6, "aim": 0.8, "reached": 0.912, "met": True}
-    line = {"table": {"T3 step, ms": row, "Turbo: T3 step, ms": row | {"must": None, "upstream": None}}}
-    said = markdown.gpu([line])
+    rows = {"T3 step, ms": row, "Turbo: T3 step, ms": row | {"must": None, "upstream": None}}
+    said = markdown.gpu([{"table": rows, **SIGNED}])
     assert cells(said, "T3 step, ms")[1:5] == ["18.5", "≤ 1.6", "≤ 0.8", "0.912"]
     assert cells(said, "Turbo: T3 step, ms")[1:3] == ["–", ""]
 
@@ -101,11 +101,12 @@ def test_speed_and_quality_stand_on_one_row_and_peers_have_their_own() -> None:
 
 
 def test_a_machine_in_words_is_kept_as_it_was_written() -> None:
-    line = {"machine": "2 cores, busy", "engine_over_bare": 1.0, "engine_over_bare_spread": [0.9, 1.1]}
+    described = SIGNED | {"machine": {"description": "2 cores, busy"}, "commit": None}
+    line = described | {"engine_over_bare": 1.0, "engine_over_bare_spread": [0.9, 1.1]}
     more = {"ten_together_over_ten_in_a_row": 0.5, "ten_together_spread": [0.4, 0.6]}
     said = markdown.engine([{**line, **more}])
     assert "0.90 to 1.10" in said
-    assert "*2 cores, busy: `benchmarks/results/engine.jsonl`*" in said
+    assert "*2 cores, busy, 2026-01-02: `benchmarks/results/engine.jsonl`*" in said
 
 
 def test_goals_on_a_gpu_have_their_signs_and_are_of_the_last_run_that_measured_them() -> None:

@@ -9,7 +9,6 @@ none can be written, weights are quantized each time.
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +19,7 @@ import mlx.core as mx
 
 from nightingale.backends.base import ModelSource
 from nightingale.backends.mlx.arrays import Linear
+from nightingale.files import replace_file
 from nightingale.voices.home import cache_folder
 
 FORMAT_VERSION: Final = 1
@@ -76,7 +76,7 @@ class PreparedLayers:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             mx.save_safetensors(str(temporary), named)
-            os.replace(temporary, self._path)
+            replace_file(temporary, self._path)
         except (OSError, RuntimeError):  # no space, or no permission
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)

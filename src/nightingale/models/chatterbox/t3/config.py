@@ -141,5 +141,8 @@ TURBO = T3Config(
     learned_positions=None,
     perceiver=False,
     head_bias=True,
+    # The one of resemble-ai/chatterbox#563 that its author timed words by, on Turbo's weights.
+    alignment_heads=((4, 6),),
 )
-NANO = replace(TURBO, backbone=Gpt2Config(layers=12, width=768, heads=12))
+# Nano is another network, whose heads have not been searched.
+NANO = replace(TURBO, backbone=Gpt2Config(layers=12, width=768, heads=12), alignment_heads=())

@@ -1,0 +1,80 @@
+"""Judge wren and other small engines on the same sentences: word error rate and DNSMOS.
+
+    make judges
+    python benchmarks/peer_quality.py                  # wren, hibari, Kokoro and espeak-ng; 50 of the 200 sentences
+    python benchmarks/peer_quality.py --every 1        # all 200 of them
+
+Each engine speaks with its default voice. The sentences, recognizers and rules are those of
+`python -m nightingale_lab.bench.wren`. Times are not measured, so the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401
+
+from nightingale import TTS
+from nightingale_lab.bench import script
+from nightingale_lab.bench.judges.client import judges_python
+from nightingale_lab.bench.peers.client import PeerProcess
+from nightingale_lab.bench.peers.install import homes, install
+from nightingale_lab.bench.peers.peer_list import ALL, PEERS
+from nightingale_lab.bench.quality import Clip, ask_with, measure
+from nightingale_lab.bench.sentences import sentences
+
+JUDGES = ("tiny", "base", "dnsmos")
+Speak = Callable[[str, int, Path], object]
+
+
+def judged(speak: Speak, lines: Sequence[str], folder: Path, judges: Sequence[str]) -> dict[str, Any]:
+    """Speak the lines into a folder and judge them."""
+    folder.mkdir()
+    clips = [Clip(wav=folder / f"{number:03d}.wav", text=line) for number, line in enumerate(lines)]
+    for seed, clip in enumerate(clips):
+        speak(clip.text, seed, clip.wav)
+    ask = ask_with(judges_python(), 1) if judges else None
+    found = measure(clips, ask, judges, lambda done, of: sys.stderr.write(f"\r{folder.name} {done}/{of} "))
+    return {key: found.summary()[key] for key in ("clips", "audio_seconds", "wer", "dnsmos", "errors")}
+
+
+def main() -> None:
+    parser = script.parser(__doc__)
+    parser.add_argument("--every", type=int, default=4, help="only every so many sentences")
+    parser.add_argument("--engine", default=",".join(("wren", *ALL)), help="which engines")
+    options = parser.parse_args()
+    names = ["wren"] if options.tiny else options.engine.split(",")
+    judges = () if options.tiny else JUDGES
+    lines = sentences("wren_200")[:: options.every][: 1 if options.tiny else None]
+    engines: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            folder = Path(scratch) / name
+            if name == "wren":
+                with TTS() as tts:
+                    engines[name] = judged(
+                        lambda text, seed, wav, tts=tts: tts.say(text, seed=seed).save(wav),
+                        lines,
+                        folder,
+                        judges,
+                    )
+            else:
+                home = homes() / name
+                python = install(PEERS[name], home, lambda line: sys.stderr.write(f"{line}\n"))
+                with PeerProcess(PEERS[name], home, python, threads=2) as process:
+                    engines[name] = judged(process.save, lines, folder, judges)
+    head = ("engine", "clips", "WER, tiny.en", "WER, base", "DNSMOS")
+    rows = [
+        (name, row["clips"], row["wer"].get("tiny"), row["wer"].get("base"), row["dnsmos"].get("ovrl"))
+        for name, row in engines.items()
+    ]
+    script.print_table("Quality", head, rows)
+    script.finish({"engines": engines, "sentences": "wren_200", "every": options.every}, "peers", options)
+
+
+if __name__ == "__main__":
+    main()
