@@ -145,7 +145,7 @@ def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
 
 def reliability(results: Path = ROOT / "benchmarks" / "results") -> str:
     """tools/reliability.md, each {{name}} in it replaced by the table of that name."""
-    names = ("soak", "overload", "memory", "faults", "fuzz")
+    names = ("soak", "overload", "processes", "memory", "faults", "fuzz")
     tables = {name: getattr(reliability_tables, name)(read_lines(results, name)) for name in names}
     return filled("reliability.md", tables)
 

@@ -12,8 +12,8 @@ pytest.importorskip("pydantic")
 from nightingale.errors import ConfigError
 from nightingale.ray.autoscaling import replicas_for
 from nightingale.ray.cluster_settings import ClusterSettings
-from nightingale.ray.merged_metrics import merge_pages
 from nightingale.ray.serving import check_resources
+from nightingale.server.merged_metrics import merge_pages
 from nightingale.server.metrics import ServerMetrics
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from simulated_engine import Costs, Listener, SimulatedEngine
 
+from nightingale.backends.profiles import EXACT
 from nightingale.engine.deadlines import deadline_s, in_order
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
@@ -126,10 +127,11 @@ def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate
         job = worker._jobs[request]
         job.in_flight_s, job.held = 0.0, []
         job.session.timing.tokens = 10 if delivered else 0
-        job.session.timing.first_audio_s = engine.cores.now_s if delivered else None
-    running = worker._jobs[0].session.timing
-    for buffered_s, first in ((0.1, 0), (2.0, 1)):
-        running.samples = round(buffered_s * 24_000)
+        job.session.timing.first_audio_s, job.session.timing.samples = None, 0
+    for added_s, first in ((0.1, 0), (1.9, 1)):
+        timing = worker._jobs[0].session.timing
+        timing.samples += round(added_s * 24_000)
+        timing.delivered()
         assert in_order([0, 1], worker._jobs, 4.0)[0] == first
 
 
@@ -143,6 +145,35 @@ def test_the_deadline_is_when_a_player_runs_out_of_audio() -> None:
     timing.samples += 12_000
     timing.delivered()
     assert timing.deadline_s == timing.first_audio_s + 1.5
+
+
+@pytest.mark.parametrize("slower", [3, 4, 6])
+def test_other_requests_start_while_a_long_one_is_late(simulate: Simulate, slower: int) -> None:
+    """On a machine that is too slow for a book, a short request does not wait for its end: that took 162 to 381 s."""
+    costs = Costs(
+        prefill_s=slower * WREN.prefill_s,
+        step_s=slower * WREN.step_s,
+        row_s=slower * WREN.step_s,
+        flow_s=(slower * WREN.flow_s[0], slower * WREN.flow_s[1]),
+        vocoder_s=(slower * WREN.vocoder_s[0], slower * WREN.vocoder_s[1]),
+    )
+    engine = simulate(costs=costs, cores=1, profile=EXACT)
+    engine.renderer.max_in_flight = 1
+    book, short = engine.open(*[75] * 60), list[Listener]()
+    for at_s in (5, 20, 40):
+        engine.cores.at(at_s, lambda: short.append(engine.open(60)))
+    engine.run()
+    assert max(listener.first_audio_s for listener in short) < 25
+    assert len(book.arrivals) == 60
+
+
+def test_where_rows_are_decoded_one_by_one_the_most_urgent_one_is_first(simulate: Simulate) -> None:
+    """Three requests at once end one after the other, not all three at the end."""
+    engine = simulate(costs=replace(WREN, row_s=WREN.step_s), cores=1, profile=EXACT)
+    listeners = [engine.open(75) for _ in range(3)]
+    engine.run()
+    first_s = [listener.first_audio_s for listener in listeners]
+    assert first_s[0] < 0.6 * first_s[1] < 0.8 * first_s[2]
 
 
 def test_a_stream_starts_after_the_first_block_of_the_one_before_it(simulate: Simulate) -> None:

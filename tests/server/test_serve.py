@@ -214,3 +214,43 @@ def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     assert flags == set(ServerSettings.model_fields) - {"api_key"}, (
         "other users can read a key on a command line"
     )
+
+
+def test_several_processes_share_connections_voices_and_metrics(tmp_path: Path) -> None:
+    """Two streams at once are served by two processes; one that dies is started again."""
+    flags = ("--model", "noise", "--profile", "balanced", "--workers", "2")
+    with running(*flags, home=tmp_path) as (process, url):
+        wait_until_ready(url)
+        body = {"input": "One sentence, and then another one. " * 12, "response_format": "pcm", "seed": 1}
+        whole = HTTP.post(f"{url}/v1/audio/speech", json=body).content
+        with (
+            HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as first,
+            HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as second,
+        ):
+            assert first.read() == second.read() == whole
+        served, sent, deadline = dict[str, float](), 3, time.monotonic() + LIMIT_S
+        while len(served) < 2 or sum(served.values()) < sent:
+            assert time.monotonic() < deadline, served
+            if len(served) < 2:
+                assert HTTP.post(f"{url}/v1/audio/speech", json=body).content == whole
+                sent += 1
+            time.sleep(0.2)  # the metrics of the other process are up to a second old
+            speech = r'requests_total\{process="(\d)",route="/v1/audio/speech",status="200"\} (\S+)'
+            found = re.findall(speech, HTTP.get(f"{url}/metrics").text)
+            served = {number: float(count) for number, count in found}
+        assert sum(served.values()) == sent
+        pids = children_of(process.pid)
+        assert len(pids) == 2
+        os.kill(pids[0], signal.SIGKILL)
+        while pids[0] in children_of(process.pid) or len(children_of(process.pid)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert HTTP.post(f"{url}/v1/audio/speech", json=body).content == whole
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the server processes of a parent, without the tracker of multiprocessing's resources."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]

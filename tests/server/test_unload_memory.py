@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -20,3 +21,37 @@ def test_freed_tensors_are_returned_to_the_system() -> None:
     del tensors
     release_memory()
     assert resident_bytes() - before < 0.25 * taken
+
+
+THREADS = """
+import ctypes, sys, threading
+from nightingale.server.service.model_loading import release_memory, resident_bytes, share_heap
+if sys.argv[1] == "shared":
+    share_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def allocate():
+    blocks = [libc.malloc(100_000) for _ in range(100)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    together.wait()
+    for block in blocks:
+        libc.free(block)
+
+libc.free(libc.malloc(30_000_000))  # from now on glibc keeps up to 60 MB at the end of each heap
+before, together = resident_bytes(), threading.Barrier(4)
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+release_memory()
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+def test_memory_that_threads_have_freed_is_returned_to_the_system() -> None:
+    """Of 40 MB, glibc keeps a part for each thread unless they share one heap."""
+    command = [sys.executable, "-c", THREADS, "shared"]
+    left = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(left) < 4e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.console import note, parse_options
+from nightingale.cli.console import exit_on_error, note, parse_options
 from nightingale.cli.options import option as flag
 from nightingale.errors import ConfigError, NightingaleError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from nightingale.server.server_processes import ProcessPlace
     from nightingale.server.settings import ServerSettings
 
 Text = str | None
@@ -31,6 +33,7 @@ def serve(
     config: Annotated[Path | None, flag("A TOML file with settings.")] = None,
     host: Annotated[Text, flag("Address to listen on; 127.0.0.1 if not set.")] = None,
     port: Annotated[Number, flag("Port to listen on; 8880 if not set.")] = None,
+    workers: Annotated[Number, flag("Server processes, each on its own cores; 1 if not set.")] = None,
     root_path: Annotated[Text, flag("Path prefix that a proxy strips.")] = None,
     model: options.Model = None,
     option: options.Choices = None,
@@ -89,11 +92,71 @@ def serve(
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
         note(f"warning: unknown setting {name}")
-    run(settings, load)
+    if settings.workers > 1:
+        run_processes(settings, load)
+    else:
+        run(settings, load)
 
 
-def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
-    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period. SIGHUP calls `load`."""
+def run_processes(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
+    """Serve with several processes until SIGINT or SIGTERM."""
+    import asyncio
+    import logging.config
+    from tempfile import TemporaryDirectory
+
+    from nightingale.server.listen_socket import open_listen_socket
+    from nightingale.server.logs import log_config
+    from nightingale.server.server_processes import ServerProcesses, check_workers
+
+    check_workers()
+    logging.config.dictConfig(log_config(settings.log_level, as_json=logs_json(settings)))
+    with (
+        open_listen_socket(settings.host, settings.port, send_timeout_s=settings.send_timeout) as listener,
+        TemporaryDirectory(prefix="nightingale-processes-") as folder,
+    ):
+        target = partial(run_process, load)
+        processes = ServerProcesses(listener, settings.workers, target, Path(folder))
+        note_address(listener)
+        started = asyncio.run(processes.run(lambda: note(f"ready: {settings.workers} processes")))
+    if not started:
+        raise typer.Exit(1)
+
+
+def run_process(load: Callable[[], ServerSettings], place: ProcessPlace) -> None:
+    """Run one of several server processes; called in that process."""
+    import os
+
+    # An interrupt at the terminal is for the parent, which passes it on.
+    os.setpgid(0, 0)
+    if place.cores:
+        os.sched_setaffinity(0, place.cores)
+    with exit_on_error():
+        own = partial(process_settings, load, place.number)
+        run(own(), own, place)
+
+
+def process_settings(load: Callable[[], ServerSettings], number: int) -> ServerSettings:
+    """Return the settings of one process: only the first one serves Wyoming, whose port is not shared."""
+    settings = load()
+    return settings if number == 0 else settings.model_copy(update={"wyoming": None})
+
+
+def logs_json(settings: ServerSettings) -> bool:
+    return settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
+
+
+def note_address(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+def run(
+    settings: ServerSettings, load: Callable[[], ServerSettings], place: ProcessPlace | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM; running requests may finish during the grace period. SIGHUP calls `load`.
+
+    place: that of one of several processes, whose parent hands it its connections.
+    """
     import asyncio
 
     import uvicorn
@@ -102,6 +165,8 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
     from nightingale.server.http_protocol import TimedHttpProtocol
     from nightingale.server.listen_socket import open_listen_socket
     from nightingale.server.logs import log_config
+    from nightingale.server.server_processes import ConnectionReceiver, all_pages
+    from nightingale.server.service.model_loading import share_heap
     from nightingale.server.service.speech_service import SpeechService, log
     from nightingale.server.settings_reload import reload_settings
 
@@ -113,8 +178,10 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
             if hangup is not None:
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(hangup, reload_settings, service, load)
-            host, port = listener.getsockname()[:2]
-            note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
+            if listener is not None:
+                note_address(listener)
+            if place is not None:
+                self.receiving = asyncio.create_task(ConnectionReceiver(place, self, service).run())
             self.reporting = asyncio.create_task(self.report_ready())
 
         async def report_ready(self) -> None:
@@ -124,6 +191,8 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
                     self.should_exit = True
                     return
                 await asyncio.sleep(0.05)
+            if place is not None:
+                return
             note(f"ready: {service.model.id}")
             if service.model.notice:
                 note(f"note: {service.model.notice}")
@@ -143,14 +212,18 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
             self.config.timeout_graceful_shutdown = max(1, round(left_s))
             await super().shutdown(sockets)
 
-    with open_listen_socket(settings.host, settings.port, send_timeout_s=settings.send_timeout) as listener:
-        as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
+    with ExitStack() as stack:
+        listener = None
+        if place is None:
+            address = settings.host, settings.port
+            listener = stack.enter_context(open_listen_socket(*address, send_timeout_s=settings.send_timeout))
         service = SpeechService(settings)
+        pages = None if place is None else partial(all_pages, place, service)
         config = uvicorn.Config(
-            create_app(settings, service),
+            create_app(settings, service, metrics_page=pages),
             http=TimedHttpProtocol,
             root_path=settings.root_path.rstrip("/"),
-            log_config=log_config(settings.log_level, as_json=as_json),
+            log_config=log_config(settings.log_level, as_json=logs_json(settings)),
             access_log=False,  # our own has the request's id, and no query strings
             server_header=False,
             timeout_keep_alive=30,
@@ -164,9 +237,10 @@ def run(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
         hangup = getattr(signal, "SIGHUP", None)  # not on Windows
         if hangup is not None:
             signal.signal(hangup, lambda *_: None)  # until the server has started
+        share_heap()
         # The engine's thread runs Python between kernels; the event loop must not wait 5 ms for each switch.
         sys.setswitchinterval(0.0005)
-        asyncio.run(Server(config).serve([listener]))
+        asyncio.run(Server(config).serve([] if listener is None else [listener]))
     if isinstance(service.failure, NightingaleError):
         raise service.failure
     if service.failure is not None:

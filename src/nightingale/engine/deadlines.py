@@ -13,6 +13,7 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.requests.job import Job
+from nightingale.engine.session import LATE_S
 from nightingale.engine.stream_capacity import Capacity, Demand
 
 TIME_SHARE: Final = 0.5
@@ -21,8 +22,8 @@ HOLD_MARGIN: Final = 1.6
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
-RESERVE_S: Final = 0.2
-"""Audio that a listener should always have: its next block takes about this long."""
+RESERVE_S: Final = 0.4
+"""Audio that a listener should always have: its next block takes up to half of it, and other programs the rest."""
 LEAST_LEFT_S: Final = 0.3
 """Audio that a request which has not ended is expected to make still, at the least."""
 
@@ -58,15 +59,17 @@ def tokens_in_time(job: Job, jobs: Collection[Job], rate: float | None) -> float
 def in_order(ready: Sequence[int], jobs: Mapping[int, Job], rate: float | None) -> list[int]:
     """Sort requests whose next blocks are ready by their deadlines.
 
-    A stream that has not started has nothing to lose yet: it does not go before one that it would make late.
+    A stream that has not started has nothing to lose yet: for a while it does not go before one that it would make
+    late, or that is.
     """
     order = sorted(ready, key=lambda request: deadline_s(jobs[request]))
     started = [request for request in order if not jobs[request].is_new]
     if rate is None or not started or not jobs[order[0]].is_new:
         return order
     first, second = jobs[order[0]], jobs[started[0]]
+    now_s, admitted_s = time.perf_counter(), first.session.timing.admitted_s
     work_s = sum(one.in_flight_s for one in jobs.values()) + next_block_s(first) + next_block_s(second)
-    if time.perf_counter() + work_s / rate <= deadline_s(second):
+    if now_s + work_s / rate <= deadline_s(second) or (admitted_s and now_s > admitted_s + LATE_S):
         return order
     return [started[0], *(request for request in order if request != started[0])]
 

@@ -29,6 +29,9 @@ SAMPLE_SIZE: Final = 512
 
 FIRST_AUDIO_S: Final = 0.25
 """The deadline of a request's first audio, after it was opened."""
+LATE_S: Final = 10.0
+"""A stream that is later than this has no earlier deadline than one that is so late: otherwise, on a machine that is
+too slow for it, no other request would start until its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,8 @@ class Timing:
     kv_bytes: int = 0
     """KV cache bytes of the longest segment."""
     gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
+    _played_from_s: float = 0.0
+    """The time of the first audio; later, if the stream is later than LATE_S."""
     _last_chunk_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,12 +94,14 @@ class Timing:
         """When a listener that plays from the first chunk on runs out of audio."""
         if self.first_audio_s is None:
             return self.opened_s + FIRST_AUDIO_S
-        return self.first_audio_s + self.samples / CLOCKS.sample_rate_hz
+        return self._played_from_s + self.samples / CLOCKS.sample_rate_hz
 
     def delivered(self) -> None:
         """Note that the listener can have a chunk."""
         now = time.perf_counter()
-        self.first_audio_s = self.first_audio_s or now
+        if self.first_audio_s is None:
+            self.first_audio_s = self._played_from_s = now
+        self._played_from_s = max(self._played_from_s, now - LATE_S - self.samples / CLOCKS.sample_rate_hz)
         if self._last_chunk_s is not None:
             self.gaps.add(1000 * (now - self._last_chunk_s))
         self._last_chunk_s = now

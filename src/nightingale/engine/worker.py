@@ -27,6 +27,7 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.engine.admission import Admission
 from nightingale.engine.batch_pacing import BatchPacing
+from nightingale.engine.deadlines import deadline_s
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.guarded_calls import hint_busy, move_slot, release_slot
 from nightingale.engine.load import Model
@@ -215,6 +216,8 @@ class Worker:
     def _rows_to_decode(self) -> list[int]:
         # A started segment is decoded to its end, however far its listener is behind; see `_continue`.
         rows = [request for request in self.scheduler.running if self._jobs[request].is_decoding]
+        if not self.profile.batched:  # each row takes a pass of its own, so the most urgent one goes first
+            return sorted(rows, key=lambda request: deadline_s(self._jobs[request]))[:1]
         return self._pacing.rows_to_decode(rows, self._ready)
 
     def _decode(self) -> None:

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nightingale.ray.affinity_router import UNKNOWN_CAPACITY
 from nightingale.ray.cluster_settings import ClusterSettings
-from nightingale.ray.merged_metrics import merge_pages
 from nightingale.ray.proxy_middleware import REPLICA_HEADER
 from nightingale.server.app import create_app, metrics_page
+from nightingale.server.merged_metrics import merge_pages
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 

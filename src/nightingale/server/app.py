@@ -148,12 +148,9 @@ async def ready(service: Service) -> Response:
 async def metrics(request: Request, service: Service) -> Response:
     """Metrics for Prometheus, also in OpenMetrics' format if the client accepts that. Needs the key of an admin."""
     service.tenants.require_admin("metrics, which show the use of all tenants, are for admins")
-    other, (encode, media_type) = (
-        request.app.state.metrics_page,
-        choose_encoder(request.headers.get("accept", "")),
-    )
-    if other is not None:
-        return Response(await other(), media_type=choose_encoder("")[1])
+    if (page := request.app.state.metrics_page) is not None:
+        return Response(await page(), media_type=choose_encoder("")[1])
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(service.metrics.registry), media_type=media_type)
 
 

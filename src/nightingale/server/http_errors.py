@@ -41,6 +41,12 @@ ELEVENLABS_STATUSES: Final = {"insufficient_quota": "quota_exceeded", "queue_ful
 """Codes that ElevenLabs has another name for."""
 
 
+def route_path(scope: Scope) -> str:
+    """Return the path as routes see it: without the prefix of a proxy that does not strip it."""
+    path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
+    return str(path[len(prefix) :]) if prefix and path.startswith(f"{prefix}/") else str(path)
+
+
 class ErrorBody(BaseModel):
     message: str
     type: str
@@ -78,8 +84,7 @@ class HttpError(FastAPIHTTPException):
         error = self.envelope["error"]
         scope.setdefault("state", {})["error_code"] = code = error["code"]
         detail = {}
-        path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
-        if path.startswith(ELEVENLABS_PATHS):
+        if route_path(scope).startswith(ELEVENLABS_PATHS):
             status = ELEVENLABS_STATUSES.get(code or "", code)
             detail = {"detail": {"status": status, "message": error["message"]}}
         return JSONResponse(self.envelope | detail, self.status_code, self.headers)

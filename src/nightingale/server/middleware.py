@@ -20,7 +20,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nightingale.server.http_errors import HttpError
+from nightingale.server.http_errors import HttpError, route_path
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.settings import ServerSettings, is_loopback
 from nightingale.server.tenants.tenant_registry import Access, TenantRegistry, acting_as
@@ -29,14 +29,9 @@ log = logging.getLogger("nightingale.server")
 
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Requested every few seconds, so they are logged at DEBUG."""
-UPLOAD_PATHS: Final = (
-    "/v1/audio/voices",
-    "/v1/voices/add",
-    "/v1/audio/encode",
-    "/v1/books/text",
-    "/v1/speech-to-speech/",
-)
-"""The paths of uploads, and the beginning of those of recordings that are converted."""
+UPLOAD_PATHS: Final = {"/v1/audio/voices", "/v1/voices/add", "/v1/audio/encode", "/v1/books/text"}
+CONVERSION_PREFIX: Final = "/v1/speech-to-speech/"
+"""Paths of uploads, whose bodies may be larger."""
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status, in logs and counters only: the client disconnected before the first byte was sent."""
 DRAIN_S: Final = 5.0
@@ -48,12 +43,12 @@ CLOSE: Final = {"connection": "close"}
 KEY_SUBPROTOCOL: Final = "nightingale.key."
 """Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
 are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
-PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+PUBLIC_PATHS: Final = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+PUBLIC_PREFIX: Final = "/page/"
+"""Paths that need no key: probes, documentation and the page hold no secrets."""
 MAX_URL_BYTES: Final = 8192
 LOGGED_PATH_CHARS: Final = 100
 """If a URL is too long, only this much of its path is logged."""
-PUBLIC_PREFIX = "/page/"
-"""Paths that need no key: probes, documentation and the page hold no secrets."""
 
 UNAUTHORIZED = HttpError(
     401,
@@ -245,9 +240,8 @@ def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         if "content-length" in headers and "transfer-encoding" in headers:  # proxies may read another length
             await TWO_LENGTHS(scope, receive, send)
             return
-        *files, recordings = UPLOAD_PATHS
         path = route_path(scope)
-        is_upload = scope["method"] == "POST" and (path in files or path.startswith(recordings))
+        is_upload = scope["method"] == "POST" and (path in UPLOAD_PATHS or path.startswith(CONVERSION_PREFIX))
         limit = settings.max_upload_bytes if is_upload else settings.max_body_bytes
         length = headers.get("content-length", "0")
         # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.
@@ -294,9 +288,3 @@ async def _drain(receive: Receive, limit: int) -> None:
                 if message["type"] != "http.request" or not message.get("more_body"):
                     return
                 seen += len(message.get("body", b""))
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path as routes see it: without the prefix of a proxy that does not strip it."""
-    path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
-    return str(path[len(prefix) :]) if prefix and path.startswith(f"{prefix}/") else str(path)

@@ -109,6 +109,12 @@ class ServerSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback requires a key.")
     port: int = Field(8880, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Server processes, each with a model and its own cores (docs/running.md).",
+    )
     root_path: str = Field("", description="Path prefix that a reverse proxy strips.")
 
     model: str | None = Field(None, description="A name of `nightingale models list`, or a folder.")

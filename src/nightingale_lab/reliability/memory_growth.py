@@ -23,9 +23,9 @@ import httpx
 
 from nightingale_lab.bench import script
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
-from nightingale_lab.reliability.soak import no_streams, wait_for
+from nightingale_lab.reliability.soak import least_usage, no_streams, wait_for
 from nightingale_lab.reliability.soak_cases import CODECS, SpeechCase, book_case
-from nightingale_lab.reliability.soak_clients import Refused, stream_speech
+from nightingale_lab.reliability.soak_protocols import Refused, stream_speech
 
 GROWTH = 0.10
 """Allowed growth from a tenth of the requests to all of them."""
@@ -41,7 +41,6 @@ TEXTS = (
 )
 """Short, so that many fit into a run."""
 KEEP_ALIVE_S = 5.0
-GIVEN_BACK_S = 10
 KEPT_SHARE = 0.5
 """Allowed share of the memory that is still held after unloading."""
 
@@ -106,12 +105,7 @@ async def unload(server: ServerProcess) -> Usage:
     """Wait until the model is unloaded, and return what the process holds then."""
     if not await wait_for(lambda: server.ready()["state"] == "idle", KEEP_ALIVE_S + 60):
         raise SystemExit("the model was not unloaded")
-    # The memory is given back after the state has changed: on a busy machine, seconds later.
-    found = [server.usage()]
-    for _ in range(GIVEN_BACK_S):
-        await asyncio.sleep(1.0)
-        found.append(server.usage())
-    return min(found, key=lambda usage: usage.rss_mb)
+    return await least_usage(server)
 
 
 def main() -> None:

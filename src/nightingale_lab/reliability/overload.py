@@ -31,7 +31,7 @@ from nightingale_lab.bench.speed.player import Playback, play
 from nightingale_lab.bench.speed.targets import PCM_BYTES_PER_SECOND
 from nightingale_lab.reliability.server_process import ServerProcess, serving
 from nightingale_lab.reliability.soak_cases import book_case
-from nightingale_lab.reliability.soak_clients import Refused, stream_speech
+from nightingale_lab.reliability.soak_protocols import Refused, stream_speech
 
 OVERLOAD = 4
 WARM_UP_REQUESTS = 3

@@ -5,10 +5,10 @@
     python -m nightingale_lab.reliability.soak --tiny            # half a minute with random weights
 
 A real `nightingale serve` answers clients of OpenAI's API (all formats, and events), of our WebSocket, of
-ElevenLabs' API and of Wyoming, in all voices, with short texts and book-length ones. Other clients cancel,
-are killed, read slowly, do not read, and send malformed requests. The load has three phases; after each the
-clients end and the server unloads its model. In the profile `exact` every complete answer is compared, by
-SHA-256, with the answer to the same request alone.
+ElevenLabs' API and of Wyoming, in all voices, with short texts and book-length ones; it converts recordings, and
+voices are uploaded, used and deleted. Other clients cancel, are killed, read slowly, do not read, and send
+malformed requests. The load has three phases; after each the clients end and the server unloads its model. In
+the profile `exact` every complete answer is compared, by SHA-256, with the answer to the same request alone.
 
 The exit status is 1 if one of the checks in the last table failed. The last line is JSON.
 """
@@ -23,8 +23,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -32,8 +32,9 @@ import httpx
 from nightingale_lab.bench import script
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
-from nightingale_lab.reliability.soak_cases import SpeechCase, book_case, speech_cases
-from nightingale_lab.reliability.soak_clients import Clients, SoakTally, digest, fetch
+from nightingale_lab.reliability.soak_cases import book_case, speech_cases
+from nightingale_lab.reliability.soak_clients import CONVERSION, UPLOADED_VOICE, Clients, SoakTally
+from nightingale_lab.reliability.soak_protocols import convert, digest, fetch, speak_with_upload
 
 PHASES = 3
 HEALTH_P95_MS = 250.0
@@ -41,6 +42,8 @@ RSS_GROWTH = 0.10
 """Allowed growth of the memory from the end of the first phase to the end of the last."""
 HANDLES_GROWTH = 4
 """Allowed growth of the number of threads, and of file descriptors, over the same time."""
+RETURN_S = 10
+"""Time that the server has to return the memory of an unloaded model."""
 END_LIMIT_S = 150.0
 """Time that clients have to finish their last request at the end of a phase."""
 
@@ -97,13 +100,15 @@ async def run_phase(clients: Clients, sizes: Sizes) -> None:
     until = time.monotonic() + sizes.phase_s
     short = sizes.phase_s < 60
     kinds: list[tuple[Callable[[], Awaitable[None]], float]] = [
-        *[(clients.listen, 0.0)] * sizes.listeners,
-        (clients.read_book, 0.0),
+        *[(clients.listen, 0.0 if short else 2.0)] * sizes.listeners,
+        (clients.read_book, 0.0 if short else 5.0),
         (clients.read_slowly, 1.0),
+        (clients.convert, 0.5 if short else 20.0),
+        (clients.upload_voice, 0.5 if short else 40.0),
         (clients.ask_without_seed, 0.5),
-        (clients.cancel, 0.5 if short else 3.0),
-        (clients.be_killed, 0.5 if short else 4.0),
-        (clients.stall, 1.0 if short else 20.0),
+        (clients.cancel, 0.5 if short else 5.0),
+        (clients.be_killed, 0.5 if short else 8.0),
+        (clients.stall, 1.0 if short else 30.0),
         (clients.send_malformed, 0.2),
     ]
     tasks = [asyncio.create_task(repeat(act, until, pause, clients.tally)) for act, pause in kinds]
@@ -128,39 +133,47 @@ async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> d
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
     tally, rng = SoakTally(), random.Random(seed)
     async with httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits) as http:
-        voices = [voice["id"] for voice in (await http.get("/v1/audio/voices")).json()["voices"]]
+        voices = await list_voices(http)
         cases = speech_cases(voices, sizes.cases)
         books = [
             book_case(voices[number % len(voices)], sizes.book_chars // (1 + number), number)
             for number in range(sizes.books)
         ]
-        expected: dict[SpeechCase, str] = {}
+        clip = await fetch(server, http, replace(books[-1], text=books[-1].text[:150], codec="wav"))
+        expected: dict[Hashable, str] = {}
         if exact:
             for case in dict.fromkeys(case.reference for case in [*cases, *books]):
                 expected[case] = digest(await fetch(server, http, case))
+            expected[CONVERSION] = digest(await convert(http, clip, books[0].voice or ""))
+            expected[UPLOADED_VOICE] = digest(await speak_with_upload(http, clip, "alone", cases[0]))
         print_line(f"{len(expected)} requests alone; {len(voices)} voices; the load begins")
         probe = Probe(server)
         thread = threading.Thread(target=probe.run, daemon=True)
         thread.start()
         phases, unloads = [], 0
         for number in range(PHASES):
-            clients = Clients(server, http, expected, cases, books, tally, rng)
+            clients = Clients(server, http, expected, cases, books, clip, tally, rng)
             await run_phase(clients, sizes)
             drained = await wait_for(lambda: no_streams(server), 60.0)
-            loaded = server.usage()
+            await fetch(server, http, cases[0])  # loads the model, if it has been unloaded already
+            loaded = unloaded = server.usage()
             if number < PHASES - 1 or not drained:
-                idle = await wait_for(lambda: server.ready()["state"] == "idle", sizes.keep_alive_s + 60.0)
-                unloads += idle
-                await asyncio.sleep(0.5)  # the memory is given back after the state has changed
-            phases.append({"loaded": asdict(loaded), "unloaded": asdict(server.usage()), "drained": drained})
+                unloads += await wait_for(
+                    lambda: server.ready()["state"] == "idle", sizes.keep_alive_s + 60.0
+                )
+                unloaded = await least_usage(server)
+            phases.append({"loaded": asdict(loaded), "unloaded": asdict(unloaded), "drained": drained})
             print_line(f"phase {number + 1}: {sum(tally.outcomes.values())} requests, {loaded}")
         probe.stopped.set()
         thread.join(10)
         after = await fetch(server, http, cases[0])
+        if (left := await list_voices(http)) != voices:
+            tally.problem("uploaded voice", f"voices at the end: {left}")
     recovered = bool(after) and (not exact or digest(after) == expected[cases[0].reference])
     statuses = server.metric("nightingale_requests_total")
     return {
         "outcomes": dict(sorted(tally.outcomes.items())),
+        "longest_s": {kind: round(took_s, 1) for kind, took_s in sorted(tally.longest_s.items())},
         "statuses": {str(status): count for status, count in sorted(tally.statuses.items())},
         "server_5xx": sum(count for labels, count in statuses.items() if 'status="5' in labels),
         "problems": [*tally.problems, *probe.failures][:20],
@@ -176,6 +189,19 @@ async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> d
             "max": round(max(probe.load_1m), 1),
         },
     }
+
+
+async def least_usage(server: ServerProcess) -> Usage:
+    """Return what an unloaded server holds. On a busy machine it returns memory seconds after it says so."""
+    found = [server.usage()]
+    for _ in range(RETURN_S):
+        await asyncio.sleep(1.0)
+        found.append(server.usage())
+    return min(found, key=lambda usage: usage.rss_mb)
+
+
+async def list_voices(http: httpx.AsyncClient) -> list[str]:
+    return [voice["id"] for voice in (await http.get("/v1/audio/voices")).json()["voices"]]
 
 
 def no_streams(server: ServerProcess) -> bool:
@@ -213,6 +239,7 @@ def check(result: dict[str, Any], exact: bool) -> list[dict[str, Any]]:
 def report(result: dict[str, Any]) -> None:
     rows = [(name, count) for name, count in result["outcomes"].items()]
     script.print_table("Requests", ("client: outcome", "count"), rows)
+    script.print_table("Slowest complete answers", ("client", "seconds"), result["longest_s"].items())
     held = [
         (number + 1, when, *phase[when].values())
         for number, phase in enumerate(result["phases"])
@@ -240,7 +267,7 @@ def sizes_for(minutes: float, tiny: bool) -> Sizes:
         return Sizes(phase_s=4, cases=12, books=2, book_chars=1500, keep_alive_s=1, listeners=2)
     if minutes < 20:
         return Sizes(phase_s=20 * minutes, cases=14, books=2, book_chars=1000, keep_alive_s=3)
-    return Sizes(phase_s=20 * minutes, cases=36, books=3, book_chars=3000, keep_alive_s=10)
+    return Sizes(phase_s=20 * minutes, cases=36, books=2, book_chars=3500, keep_alive_s=10, listeners=2)
 
 
 def main() -> None:

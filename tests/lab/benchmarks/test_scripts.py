@@ -27,6 +27,7 @@ SCRIPTS = {
     "kv_cache.py": ("agree", "time"),
     "onnx_blocks.py": ("processor_ms",),
     "peer_quality.py": ("engines",),
+    "processes.py": ("rows",),
     "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
     "speculative.py": ("verify", "speak"),
     "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),

@@ -102,11 +102,8 @@ class SpeechBody(NullableBody):
         None, description='With stream_format=sse: "segment" or "word", the time of each sentence or word.'
     )
     normalize: bool | None = Field(None, description="false: do not write out digits and symbols in words.")
-
     strict: bool | None = Field(None, description="true: refuse text of which a part would not be spoken.")
-
     read_code: bool | None = Field(None, description="true: read code blocks, which are left out otherwise.")
-
     lexicon: dict[str, str] | None = Field(
         None, max_length=1000, description="Words and their respellings, before those of the server."
     )
@@ -245,7 +242,7 @@ class SpeechResponse(Response):
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        """Send, and give up on a stalled client, which occupies a slot meanwhile."""
+        """Send, and give up on a stalled client, whose audio is kept in memory meanwhile."""
         async with asyncio.timeout(self._service.settings.send_timeout):
             await send(message)
 

@@ -1,4 +1,4 @@
-"""Tables of docs/reliability.md: soak, overload, memory, injected faults and fuzzing."""
+"""Tables of docs/reliability.md: soak, overload, processes, memory, injected faults and fuzzing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ def soak(lines: Sequence[Line]) -> str:
         return measured(lines, "soak", [], _checks)
     checks = measured(lines, "soak", ["check", "value", "bound", ""], _checks)
     clients = measured(lines, "soak", ["client: outcome", "count"], lambda line: line["outcomes"].items())
+    slowest = measured(
+        lines, "soak", ["client", "slowest answer, s"], lambda line: line.get("longest_s", {}).items()
+    )
     held = measured(lines, "soak", ["phase", "memory, MB", "threads", "descriptors", "unloaded, MB"], _phases)
-    return "\n\n".join(text.partition("\n\n*")[0] for text in (checks, clients)) + f"\n\n{held}"
+    return "\n\n".join(text.partition("\n\n*")[0] for text in (checks, clients, slowest)) + f"\n\n{held}"
 
 
 def _checks(line: Line) -> Iterable[Sequence[object]]:
@@ -53,6 +56,18 @@ def overload(lines: Sequence[Line]) -> str:
         )
 
     return measured(lines, "overload", ["", "measured"], body)
+
+
+def processes(lines: Sequence[Line]) -> str:
+    """Return one process and one for each core side by side, by number of listeners."""
+
+    names = ("listeners", "processes", "audio_s_per_s", "first_audio_p95_ms", "underruns", "memory_mb")
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        return sorted(tuple(row[name] for name in names) for row in line["rows"])
+
+    head = ["listeners", "processes", "audio, s per s", "first audio p95, ms", "underruns", "memory, MB"]
+    return measured(lines, "processes", head, body)
 
 
 def memory(lines: Sequence[Line]) -> str:
