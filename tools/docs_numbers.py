@@ -125,6 +125,10 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "wren.hard-errors": lambda: stored("wren", "rows>hard clips with an error, %, base", "{:.0f}"),
     "wren.question-rise": lambda: stored("wren", "rows>question minus statement, semitones", "{:+.2f}"),
     "wren.questions-rising": lambda: stored("wren", "rows>questions above +1.5, %", "{:.0f}"),
+    "wren.clone-cosine": lambda: stored("wren", "rows>cosine of clones to their references", "{:.2f}"),
+    "wren.clones-nearest": lambda: stored("wren", "rows>clones nearest to their own reader, %", "{:.0f}"),
+    "wren.encoder-cosine": lambda: stored("wren", "rows>voice encoder, cosine to its teacher", "{:.3f}"),
+    "wren.encoder-eer": lambda: stored("wren", "rows>voice encoder, equal error rate, %", "{:.1f}"),
     "wren.defects": lambda: stored("wren", "rows>defects in 25 varied", "{:.0f}"),
     "wren.skipped-per-10000": lambda: stored("wren", "rows>skipped or repeated in 10,000, 25", "{:.0f}"),
     # nightingale bench --peer all: a short text, one request at a time
