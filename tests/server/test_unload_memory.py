@@ -51,7 +51,7 @@ print(resident_bytes() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 def test_memory_that_threads_have_freed_is_returned_to_the_system() -> None:
-    """By default, glibc would keep these 40 MB in the heaps of the threads."""
+    """glibc would keep these 40 MB in the heaps of the threads."""
     command = [sys.executable, "-c", THREADS, "shared"]
     left = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(left) < 4e6
