@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,13 @@ BRIEF_TOKENS = 6
 # first in a process to import one, so this is set before all of them.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
+
+with suppress(ImportError):  # the environments of other projects' clients have none
+    from hypothesis import settings
+
+    # An example may take any time: on a busy machine they do.
+    settings.register_profile("suite", deadline=None)
+    settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)

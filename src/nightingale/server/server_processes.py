@@ -125,7 +125,7 @@ class ConnectionReceiver:
 
 async def all_pages(place: ProcessPlace, service: SpeechService) -> bytes:
     """Return the metrics of all processes; those of the others are up to METRICS_S old."""
-    pages = {path.stem: path.read_text() for path in place.folder.glob("*.metrics")}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in place.folder.glob("*.metrics")}
     pages[str(place.number)] = metrics_page(service).decode()
     return merge_pages(pages, label="process")
 

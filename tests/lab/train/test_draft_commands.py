@@ -56,6 +56,7 @@ def test_the_documented_commands_work(
     monkeypatch.setattr(FixedLengthTokenizer, "encode", record)
     for module in ("load", "tts"):
         monkeypatch.setattr(f"nightingale.engine.{module}.load_model", lambda *_, **__: model)
+    monkeypatch.setattr("nightingale.cli.downloads.confirm_download", lambda *_, **__: False)
     monkeypatch.setattr(reference, "load", lambda name: model if name == model.name else None)
     monkeypatch.setattr(draft_head_from_states, "BATCH", 16)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
