@@ -3,7 +3,7 @@
 #
 #   sudo tools/build_image.sh FOLDER [none|cpu|cuda]
 #
-# Needs root, unshare, and debootstrap (or DEBOOTSTRAP="sh /path/to/debootstrap"). FOLDER gets two Debian 12 roots: one has
+# Needs root, unshare, and debootstrap (or DEBOOTSTRAP="sh /path/to/debootstrap"; MIRROR: another mirror of Debian). FOLDER gets two Debian 12 roots: one has
 # buildah, which runs the steps of the Dockerfile in a chroot; the other one, with Debian's Python 3.11, takes the place
 # of the base image python:3.11-slim. The last line printed is the answer of the server.
 set -euo pipefail
@@ -11,12 +11,11 @@ set -euo pipefail
 folder=$(realpath -m "$1")
 torch=${2:-none}
 source=$(dirname "$(dirname "$(realpath "$0")")")
-mirror=${MIRROR:-http://deb.debian.org/debian}
 
 make_root() {  # NAME PACKAGE...: a Debian root with packages
   local root=$folder/$1; shift
   [ -e "$root/complete" ] && return
-  ${DEBOOTSTRAP:-debootstrap} --variant=minbase --include=ca-certificates bookworm "$root" "$mirror"
+  ${DEBOOTSTRAP:-debootstrap} --variant=minbase --include=ca-certificates bookworm "$root" ${MIRROR:-}
   cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
   cp -L /usr/local/share/ca-certificates/* "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
   chroot "$root" update-ca-certificates

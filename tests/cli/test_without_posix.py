@@ -19,9 +19,6 @@ import pytest
 import soundfile
 from synthetic_clip import voice_like
 
-from nightingale import wren
-
-pytestmark = pytest.mark.skipif(bool(wren.missing(wren.folder())), reason="wren's weights are not here")
 LIMIT_S = 120
 
 REMOVE_POSIX = '''

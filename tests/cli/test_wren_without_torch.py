@@ -11,10 +11,6 @@ import pytest
 import soundfile
 from synthetic_clip import voice_like
 
-from nightingale import wren
-
-pytestmark = pytest.mark.skipif(bool(wren.missing(wren.folder())), reason="wren's weights are not here")
-
 BLOCK_TORCH = """
 import sys
 

@@ -64,8 +64,10 @@ class BatchPacing(Pacing):
 
     def _renders_urgently(self, jobs: Mapping[int, Job]) -> bool:
         """Return whether a small batch is being rendered for a listener who has no audio, or not for long."""
+        if self._capacity.whole_segments:
+            return False
         rendered = [job for job in jobs.values() if job.in_flight_s]
-        if self._capacity.whole_segments or len(rendered) >= LARGE_BATCH * self._renderer.max_batch:
+        if len(rendered) >= LARGE_BATCH * self._renderer.max_batch:
             return False
         soon_s = time.perf_counter() + SOON_S
         return any(

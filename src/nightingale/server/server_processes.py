@@ -25,7 +25,7 @@ from typing import Final
 import uvicorn
 
 from nightingale.errors import ConfigError
-from nightingale.files import write_whole
+from nightingale.files import replace_file
 from nightingale.server.app import metrics_page
 from nightingale.server.merged_metrics import merge_pages
 from nightingale.server.service.speech_service import SpeechService
@@ -120,11 +120,19 @@ class ConnectionReceiver:
             await loop.connect_accepted_socket(create_protocol, connection)
 
     def _write_page(self) -> None:
-        write_whole(self._place.folder / f"{self._place.number}.metrics", metrics_page(self._service))
+        # Not `write_whole`, which waits for the disk: the next page comes in a second.
+        page = self._place.folder / f"{self._place.number}.metrics"
+        unfinished = page.with_suffix(".part")
+        unfinished.write_bytes(metrics_page(self._service))
+        replace_file(unfinished, page)
 
 
 async def all_pages(place: ProcessPlace, service: SpeechService) -> bytes:
     """Return the metrics of all processes; those of the others are up to METRICS_S old."""
+    return await asyncio.to_thread(_merged_pages, place, service)
+
+
+def _merged_pages(place: ProcessPlace, service: SpeechService) -> bytes:
     pages = {path.stem: path.read_text(encoding="utf-8") for path in place.folder.glob("*.metrics")}
     pages[str(place.number)] = metrics_page(service).decode()
     return merge_pages(pages, label="process")

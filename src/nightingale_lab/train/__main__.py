@@ -85,13 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
 
     encoder = commands.add_parser(
         "voice-encoder",
-        parents=[with_corpus, with_budget, with_assets, with_batch],
+        parents=[common, with_budget, with_assets, with_batch],
         help="speaker encoder, distilled",
     )
+    speech = encoder.add_mutually_exclusive_group(required=True)
+    speech.add_argument("--corpus", type=Path, help="folder that the stage data wrote")
+    speech.add_argument("--clips", type=Path, nargs="+", help="files of human-clips, instead of a corpus")
     encoder.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
-    encoder.add_argument(
-        "--clips", type=Path, nargs="+", help="files of human-clips, to train on these instead of a corpus"
-    )
     encoder.add_argument("--keep-voices", action="store_true", help="do not write voices.safetensors")
     encoder.set_defaults(run=rendering_stages.run_voice_encoder)
 

@@ -8,6 +8,7 @@ nothing above 8 kHz: these clips are marked (`Corpus.band_limited`), and losses 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.clocks import CLOCKS
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale_lab.train.bank import FULL_SCALE, HOP, UNKNOWN_HZ, AudioBank
 from nightingale_lab.train.corpus import HUMAN_VOICE, Corpus
+from nightingale_lab.train.voice_encoder import speaker_vectors
 
 OTHER_RATES = (0.9, 0.95, 1.06, 1.13)
 """Speeds of the copies. Slower ones would have nothing just below LIMIT_HZ."""
@@ -28,15 +31,17 @@ WHOLE_SAMPLES = 3200
 
 
 def human_corpus(
-    clips: Sequence[NDArray[np.float32]], *, device: torch.device, rates: Sequence[float] = (1.0,)
+    clips: Sequence[NDArray[np.float32]],
+    teacher: VoiceEncoder,
+    *,
+    device: torch.device,
+    rates: Sequence[float] = (1.0,),
 ) -> Corpus:
-    """Return a corpus of every clip at every speed. Its pitch is unknown.
-
-    Speaker vectors are zeros; the caller computes them."""
+    """Return a corpus of every clip at every speed, with the teacher's speaker vectors. Its pitch is unknown."""
     copies = [_copy(clip, rate, device) for rate in rates for clip in clips]
     bank = AudioBank.join(copies)
     count = bank.clips
-    return Corpus(
+    corpus = Corpus(
         bank=bank,
         phones=np.zeros(len(bank.f0_hz), dtype=np.uint8),
         text_ids=np.zeros(0, dtype=np.int16),
@@ -46,6 +51,7 @@ def human_corpus(
         speed=np.repeat(np.array(rates, dtype=np.float16), len(clips)),
         speaker=np.zeros((count, 256), dtype=np.float16),
     )
+    return replace(corpus, speaker=speaker_vectors(teacher, corpus, device=device).numpy())
 
 
 def _copy(

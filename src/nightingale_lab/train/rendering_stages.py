@@ -11,8 +11,6 @@ from nightingale_lab.train.stages import TOKENS, batch_options, cudnn_benchmark,
 
 
 def run_human(args: argparse.Namespace) -> None:
-    from dataclasses import replace
-
     import numpy as np
     import torch
 
@@ -22,14 +20,12 @@ def run_human(args: argparse.Namespace) -> None:
     from nightingale_lab.train.human_clips import FILE, read_clips
     from nightingale_lab.train.human_corpus import OTHER_RATES, human_corpus
     from nightingale_lab.train.tokenizer import load_tokenizer, tokenize_corpus
-    from nightingale_lab.train.voice_encoder import speaker_vectors
 
     assets, device = Assets(args.assets), torch.device(args.device)
     clips, teacher = read_clips(assets.file(FILE)), assets.teacher_voice_encoder().to(device)
     net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
     for name, rates in ((HUMAN, (1.0,)), (HUMAN_COPIES, OTHER_RATES)):
-        corpus = human_corpus(clips, device=device, rates=rates)
-        corpus = replace(corpus, speaker=speaker_vectors(teacher, corpus, device=device).numpy())
+        corpus = human_corpus(clips, teacher, device=device, rates=rates)
         folder = args.corpus / name
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / TOKENS, tokenize_corpus(net, corpus, device=device).cpu().numpy())
@@ -38,8 +34,6 @@ def run_human(args: argparse.Namespace) -> None:
 
 
 def run_voice_encoder(args: argparse.Namespace) -> None:
-    from dataclasses import replace
-
     import torch
     from safetensors.torch import save_file
 
@@ -53,9 +47,7 @@ def run_voice_encoder(args: argparse.Namespace) -> None:
     device, teacher_net = torch.device(args.device), Assets(args.assets).teacher_voice_encoder()
     if args.clips:
         clips = [clip for path in args.clips for clip in read_clips(path)]
-        corpus = human_corpus(clips, device=device, rates=(1.0, *OTHER_RATES))
-        vectors = speaker_vectors(teacher_net.to(device), corpus, device=device)
-        corpus, args.keep_voices = replace(corpus, speaker=vectors.numpy()), True
+        corpus = human_corpus(clips, teacher_net.to(device), device=device, rates=(1.0, *OTHER_RATES))
     else:
         parts = parts_with_people(args.corpus, args.parts, copies=True)
         corpus = Corpus.join([Corpus.load(part) for part in parts])
@@ -76,7 +68,7 @@ def run_voice_encoder(args: argparse.Namespace) -> None:
         {"clips": len(own), "cosine": float(cosine.mean()), "validation_cosine": float(cosine[out].mean())}
         | ({"people_cosine": float(cosine[people].mean())} if people.any() else {})
     )
-    if args.keep_voices:
+    if args.keep_voices or args.clips:
         return
     names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
     targets = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(teacher, voice, names).items()}

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lab.train.tiny_training import SMALL, make_everything_tiny
+from safetensors.torch import load_file, save_file
 
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.layers.mel_config import FLOW_MEL
+from nightingale_lab.train.__main__ import main as train
 from nightingale_lab.train.clip_codec import HOP, decode, encode
 from nightingale_lab.train.corpus import LIMIT_HZ
 from nightingale_lab.train.human_clips import read_clips, write_clips
@@ -18,7 +21,7 @@ from nightingale_lab.train.human_corpus import human_corpus, stretch
 from nightingale_lab.train.mel_speaker import MelSpeakerEncoder, bands_below
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.vocoder_losses import LowPass
-from nightingale_lab.train.voice_encoder import LayerOutputs
+from nightingale_lab.train.voice_encoder import LayerOutputs, vary
 
 
 def speech(seconds: float, seed: int = 0) -> np.ndarray:
@@ -55,8 +58,11 @@ def test_clips_survive_their_file(tmp_path: Path) -> None:
 
 def test_a_faster_copy_has_a_higher_pitch_and_is_held_out_with_its_clip() -> None:
     tone = (0.3 * np.sin(2 * np.pi * 200 * np.arange(16_000) / 16_000)).astype(np.float32)
-    corpus = human_corpus([tone, tone], device=torch.device("cpu"), rates=(1.0, 1.25))
+    with seeded(0):
+        teacher = VoiceEncoder(VoiceEncoderConfig(width=12, layers=1))
+    corpus = human_corpus([tone, tone], teacher, device=torch.device("cpu"), rates=(1.0, 1.25))
     assert corpus.band_limited.all()
+    assert np.linalg.norm(corpus.speaker.astype(np.float32), axis=1) == pytest.approx(1.0, abs=1e-2)
     assert corpus.line[0] == corpus.line[2]
     start, end = corpus.bank.offsets[2:4]
     fast = corpus.bank.audio[start:end].astype(np.float32)
@@ -99,3 +105,39 @@ def test_layer_by_layer_the_voice_encoder_computes_the_same_and_shares_its_weigh
     assert torch.allclose(vectors, net(mel), atol=1e-6)
     gradients = torch.autograd.grad(vectors.sum(), [net.lstm.weight_ih_l0, net.lstm.weight_hh_l2])
     assert all(bool(gradient.any()) for gradient in gradients)
+
+
+def test_layers_that_get_the_teachers_states_do_not_depend_on_each_other() -> None:
+    with seeded(0):
+        net, teacher = (VoiceEncoder(VoiceEncoderConfig(width=12, embedding=8)) for _ in range(2))
+    mel = torch.rand(3, 20, 40)
+    wanted, _ = LayerOutputs(teacher)(mel)
+    states, vectors = LayerOutputs(net)(mel, wanted)
+    below = net.lstm.weight_ih_l0
+    for later in (*states[1:], vectors):
+        assert torch.autograd.grad(later.sum(), below, allow_unused=True, retain_graph=True) == (None,)
+    assert torch.autograd.grad(states[0].sum(), below)[0].any()
+
+
+def test_half_of_the_mels_are_filtered_and_stay_powers() -> None:
+    mel = torch.rand(200, 12, 40) + 0.1
+    with seeded(0):
+        varied = vary(mel)
+    unchanged = (varied == mel).flatten(1).all(1)
+    assert 60 < int(unchanged.sum()) < 140
+    assert bool((varied > 0).all())
+    assert varied.shape == mel.shape
+
+
+def test_the_voice_encoder_is_trained_on_clips_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_everything_tiny(monkeypatch)
+    save_file(VoiceEncoder(SMALL.voice_encoder).state_dict(), tmp_path / "resemblyzer.safetensors")
+    write_clips(tmp_path / "clips.npz", [speech(3.0, seed) for seed in range(3)])
+    given = ["--out", str(tmp_path), "--assets", str(tmp_path), "--clips", str(tmp_path / "clips.npz")]
+    train(["voice-encoder", *given, "--device", "cpu", "--batch", "4", "--budget-s", "1"])
+    trained = load_file(tmp_path / "voice_encoder.safetensors")
+    assert trained.keys() == VoiceEncoder(SMALL.voice_encoder).state_dict().keys()
+    assert "clips 15" in capsys.readouterr().err
+    assert not (tmp_path / "voices.safetensors").exists()
