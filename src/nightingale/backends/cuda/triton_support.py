@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -27,6 +27,24 @@ KernelChoice = Literal["auto", "library", "triton"]
 _COMPILES_ONLY: ContextVar[bool] = ContextVar("_COMPILES_ONLY", default=False)
 
 
+class CompilerPool(ThreadPoolExecutor):
+    """Threads that compile kernels and build their launchers.
+
+    A launcher is a C function of its own for each signature, which Triton would build at the first launch: a fifth
+    of a second of the C compiler for each kernel, one after the other.
+    """
+
+    def submit(self, compile_kernel: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
+        from triton.runtime.driver import driver
+
+        def compile_with_launcher() -> Any:
+            kernel = compile_kernel()
+            driver.active.launcher_cls(kernel.src, kernel.metadata)  # for the cache on disk
+            return kernel
+
+        return super().submit(compile_with_launcher)
+
+
 @contextmanager
 def compiling_ahead() -> Iterator[bool]:
     """Compile the kernels of all launches within, at the same time on all cores, and launch none of them.
@@ -39,7 +57,7 @@ def compiling_ahead() -> Iterator[bool]:
     if mode is None or triton.knobs.runtime.interpret:
         yield False
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool, mode(pool):
+    with CompilerPool(os.cpu_count()) as pool, mode(pool):
         token = _COMPILES_ONLY.set(True)
         try:
             yield True

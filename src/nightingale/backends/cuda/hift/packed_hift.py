@@ -176,7 +176,8 @@ class PackedHift:
     @torch.inference_mode()
     def compile(self, windows: int, frames: int) -> None:
         """Compile the kernels for a batch of this size, at the same time on all cores."""
-        with compiling_ahead() as possible, torch.device("meta"):
+        # Not on the meta device, where torch would first import its symbolic shapes: a second or more.
+        with compiling_ahead() as possible, self.device:
             if possible:
                 mel = torch.empty(windows, self._bands, frames)
                 excitation = torch.empty(windows, COLUMNS * frames + 1, 2 * BINS)
