@@ -157,7 +157,9 @@ def build_parser() -> argparse.ArgumentParser:
     draft.set_defaults(run=stages.run_draft)
 
     flow = commands.add_parser(
-        "flow", parents=[with_corpus, with_batch, with_graphs], help="speech tokens to mel, in two steps"
+        "flow",
+        parents=[with_corpus, with_assets, with_batch, with_graphs],
+        help="speech tokens to mel, in two steps",
     )
     flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
     flow.add_argument("--refine-s", type=float, required=True, help="seconds of refining, in all")
@@ -196,6 +198,14 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--min-p", type=float)
     export.add_argument("--repetition-penalty", type=float)
     export.set_defaults(run=stages.run_export)
+
+    replacing = commands.add_parser(
+        "replace", help="a copy of a packed wren with other weights of some networks"
+    )
+    replacing.add_argument("weights", nargs="+", type=Path, help="such as flow.refine.safetensors")
+    replacing.add_argument("--model", type=Path, help="default: the model in the package")
+    replacing.add_argument("--out", type=Path, required=True)
+    replacing.set_defaults(run=stages.run_replace)
 
     curves = commands.add_parser("curves", help="draw each *.jsonl log as a PNG beside it (needs matplotlib)")
     curves.add_argument("--out", type=Path, required=True, help="folder with the logs")

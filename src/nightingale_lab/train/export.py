@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,16 +120,12 @@ def export(
     packed: dict[str, dict[str, Tensor]] = {}
     parameters, loss = {}, {}
     for part in PARTS:
-        path = source / f"{part.source}.safetensors"
-        tensors = read_tensors(_require(path))
-        named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_float16)
-        back = {name.removeprefix(part.prefix): t for name, t in unpack(named).items()}
-        net = load(lambda part=part: part.build(preset), back, source=path)  # type: ignore[misc]
-        if isinstance(net, SpeechTokenizer):
-            silence = silence_ids(net, read_clips(references))
-        packed.setdefault(part.target, {}).update(named)
-        parameters[part.source] = sum(t.numel() for t in tensors.values())
-        loss[part.source] = _loss(tensors, back)
+        path = _require(source / f"{part.source}.safetensors")
+        one = _packed(part, path, preset, keep_float16)
+        if isinstance(one.net, SpeechTokenizer):
+            silence = silence_ids(one.net, read_clips(references))
+        packed.setdefault(part.target, {}).update(one.tensors)
+        parameters[part.source], loss[part.source] = one.parameters, one.loss
     files = {wren.FILES[role]: to_safetensors(tensors, FORMAT) for role, tensors in packed.items()}
     files[wren.FILES["tokenizer"]] = with_lowercasing(_require(source / "wren_tokenizer.json")).encode()
     built_in = read_built_in_voices(_require(source / "voices.safetensors"), default_voice)
@@ -151,6 +148,51 @@ def export(
     _write(out, files, built_in, voices)
     _write_draft_head(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
     return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedNetwork:
+    """One network as it ships."""
+
+    tensors: dict[str, Tensor]
+    """By the names in its file."""
+    net: nn.Module
+    parameters: int
+    loss: float
+    """The relative packing error."""
+
+
+def _packed(part: Part, path: Path, preset: Preset, keep_float16: Sequence[str]) -> PackedNetwork:
+    tensors = read_tensors(path)
+    named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_float16)
+    back = {name.removeprefix(part.prefix): t for name, t in unpack(named).items()}
+    net = load(lambda: part.build(preset), back, source=path)
+    count = sum(t.numel() for t in tensors.values())
+    return PackedNetwork(tensors=named, net=net, parameters=count, loss=_loss(tensors, back))
+
+
+def replace_networks(model: Path, weights: Sequence[Path], out: Path, preset: Preset) -> None:
+    """Write a copy of a packed wren with other weights of some networks, whose files have the names of training.
+
+    The tokens of silence stay as they are, so the tokenizer cannot be replaced so.
+    """
+    shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    card = json.loads((out / wren.FILES["card"]).read_text(encoding="utf-8"))
+    parts = {part.source: part for part in PARTS if part.source != "tokenizer"}
+    for path in weights:
+        part = parts.get(path.stem)
+        if part is None:
+            raise ConfigError("these weights cannot be replaced", got=path.name, allowed=", ".join(parts))
+        one, target = _packed(part, path, preset, KEEP_FLOAT16), out / wren.FILES[part.target]
+        kept = {k: v for k, v in read_tensors(target).items() if not k.startswith(part.prefix)}
+        write_whole(target, to_safetensors(kept | one.tensors, FORMAT))
+        card["packing_loss"][part.source], card["bytes"][target.name] = (
+            round(one.loss, 5),
+            target.stat().st_size,
+        )
+    names = [wren.FILES[role] for role in ("s3gen", "voice_encoder")]
+    card["fingerprint"] = _fingerprint({name: (out / name).read_bytes() for name in names})
+    write_whole(out / wren.FILES["card"], (json.dumps(card, indent=1) + "\n").encode())
 
 
 def with_lowercasing(path: Path) -> str:

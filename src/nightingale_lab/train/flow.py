@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.compact import unpack
@@ -43,7 +44,7 @@ from nightingale_lab.train.loop import (
 
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
-CONSISTENCY = 0.2
+CONSISTENCY = 0.3
 """Loss weight of the speaker of rows with another clip's speaker."""
 CONSISTENCY_FROM = 0.12
 """Share of the refining before that loss begins, while its judge learns; it has its full weight after twice as long."""
@@ -58,6 +59,7 @@ def train_flow(
     *,
     match_s: float,
     refine_s: float,
+    teacher: VoiceEncoder,
     budget_s: float = float("inf"),
     device: torch.device,
     batch: int = 128,
@@ -69,10 +71,10 @@ def train_flow(
     """Run both phases. `match_s` and `refine_s` are the seconds of all calls together.
 
     A call resumes from the state in `out` and lasts `budget_s` at most. `flow.refine.safetensors` is the
-    two-step model. start_from: weights to start from when `out` holds no state.
+    two-step model. teacher: of the speaker vectors; start_from: weights to start from when `out` holds no state.
     """
     started_s = time.monotonic()
-    training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
+    training = FlowTraining(corpus, tokens, config, teacher=teacher, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
 

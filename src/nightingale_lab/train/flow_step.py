@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
@@ -15,7 +16,8 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
-from nightingale_lab.train.mel_speaker import NOISE, MelSpeakerEncoder, bands_below, distance
+from nightingale_lab.train.mel_speaker import NOISE, RATE, MelSpeakerEncoder, bands_below, distance
+from nightingale_lab.train.resample import To16k
 
 WINDOW_TOKENS = 128
 BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
@@ -35,6 +37,11 @@ MEL_FLOOR = -11.5
 """The mel of a band without sound."""
 
 
+def nearby(speaker: Tensor) -> Tensor:
+    """Return unit vectors near those given, as vectors of other clips, and of our own encoder, are."""
+    return F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
+
+
 class FlowTraining:
     """Weights, optimizer, and the two kinds of steps."""
 
@@ -44,10 +51,12 @@ class FlowTraining:
         tokens: Tensor,
         config: FlowConfig,
         *,
+        teacher: VoiceEncoder,
         device: torch.device,
         batch: int,
         eager: bool,
     ) -> None:
+        """teacher: of the speaker vectors."""
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
         init_from_digits(self.net.input_embedding.weight)
@@ -56,6 +65,8 @@ class FlowTraining:
                 if name.startswith("final_proj"):
                     weight.zero_()  # the initial velocity is zero
         self.refining = False
+        self.few = max(1, batch // SWAPPED)
+        """Rows whose speaker is judged, in each step."""
         out = corpus.held_out
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
         self.tokens = tokens.to(device)
@@ -65,7 +76,8 @@ class FlowTraining:
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
         self.ema = Ema(self.net.parameters(), decay=0.999)
         self.losses = torch.zeros(4, device=device)
-        self.judge = MelSpeakerEncoder(config.speaker_width).to(device)
+        self.judge = MelSpeakerEncoder(teacher.to(device)).to(device)
+        self.voice_mel, self.to16k = teacher.mel, To16k().to(device)
         self.judge_optimizer = Optimizer(self.judge.parameters(), betas=(0.9, 0.98))
         self.consistency = torch.zeros((), device=device)
         """Loss weight of the speaker of swapped rows."""
@@ -93,8 +105,7 @@ class FlowTraining:
         shift = (torch.rand(batch, 1, device=self.device) * size).long()
         blocks = (place[None] + shift) // size
         wanted = windows.speaker[clip].float()
-        # Vectors of other clips of the speaker, and of our own encoder, differ a little.
-        speaker = F.normalize(wanted + 0.02 * torch.randn_like(wanted), dim=1)
+        speaker = nearby(wanted)
         # In half of the rows the first part of the window is given, like the prompt of a voice.
         prompt_share = (torch.rand(batch, 1, device=self.device) * 2 - 1) * PROMPT_SHARE
         frames = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None]
@@ -117,6 +128,7 @@ class FlowTraining:
             "share": (frame_valid / frame_valid.sum())[:, None] * counted,
             "speaker": speaker,
             "wanted": wanted,
+            "audio": audio,
         }
 
     def _mask(self, b: dict[str, Tensor]) -> Tensor:
@@ -196,10 +208,17 @@ class FlowTraining:
 
         Half of them begin with tokens and mel of the speaker, as a clone does.
         """
-        rows, half = max(1, self.batch // SWAPPED), WINDOW_TOKENS // 2
+        rows, half = self.few, WINDOW_TOKENS // 2
         spoken, by = slice(0, rows), slice(self.batch - rows, self.batch)
         prompted = torch.rand(rows, 1, device=self.device) < 0.5
-        result = {name: b[name][by] for name in ("speaker", "wanted")} | {"blocks": b["blocks"][spoken]}
+        # Half of the others get a speaker between two, so that there are more speakers than recorded ones.
+        share = (
+            torch.rand(rows, 1, device=self.device)
+            * (torch.rand(rows, 1, device=self.device) < 0.5)
+            * ~prompted
+        )
+        wanted = F.normalize(torch.lerp(b["wanted"][by], b["wanted"][by].roll(1, 0), share), dim=1)
+        result = {"wanted": wanted, "speaker": nearby(wanted), "blocks": b["blocks"][spoken]}
         for name in ("ids", "valid"):
             mixed = torch.cat([b[name][by, :half], b[name][spoken, :half]], dim=1)
             result[name] = torch.where(prompted, mixed, b[name][spoken])
@@ -217,11 +236,13 @@ class FlowTraining:
         return distance(found, rows["wanted"])
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
-        """Train the speaker encoder on the recorded mels; return its loss."""
-        noise = NOISE * torch.rand(self.batch, 1, 1, device=self.device) * torch.randn_like(b["mel"])
+        """Train the speaker encoder on recorded mels; return its loss."""
+        mel, valid, audio = (b[name][: self.few] for name in ("mel", "valid", "audio"))
+        noise = NOISE * torch.rand(self.few, 1, 1, device=self.device) * torch.randn_like(mel)
+        with torch.no_grad():
+            power = self.voice_mel(self.to16k(audio))[:, : RATE * mel.shape[2]]
         with torch.autocast(self.device.type, torch.bfloat16):
-            found = self.judge(b["mel"] + noise, b["valid"].repeat_interleave(2, dim=1))
-        loss = distance(found, b["wanted"])
+            loss = self.judge.loss(mel + noise, valid.repeat_interleave(2, dim=1), power)
         self.judge_optimizer.step(loss)
         return loss
 

@@ -61,6 +61,8 @@ class Settings:
     """Processes of the stage single-speaker, in a session that continues T3."""
     options: dict[str, list[str]] = field(default_factory=dict)
     """Further arguments of each stage."""
+    stages: list[str] = field(default_factory=list)
+    """Stages that run; none: all of the plan."""
 
     @property
     def corpus(self) -> Path:
@@ -98,8 +100,10 @@ class Task:
 def plan(s: Settings) -> list[Task]:
     """Return the tasks of a session."""
     if s.continue_rendering:
-        return plan_continuing_rendering(s)
-    return plan_continuing_t3(s) if s.continue_t3 else plan_all_stages(s)
+        tasks = plan_continuing_rendering(s)
+    else:
+        tasks = plan_continuing_t3(s) if s.continue_t3 else plan_all_stages(s)
+    return [task for task in tasks if not s.stages or task.name in s.stages]
 
 
 def plan_all_stages(s: Settings) -> list[Task]:
@@ -126,7 +130,7 @@ def plan_all_stages(s: Settings) -> list[Task]:
         whole_s = left + then_s - loads * s.load_s
         match_s, refine_s = _once(s, "flow", [part * whole_s for part in (share, 1 - share)])
         times = ["--match-s", f"{match_s:.1f}", "--refine-s", f"{refine_s:.1f}"]
-        return ["flow", *corpus, *times, *eager, *(earlier or start_from("flow.match.safetensors"))]
+        return ["flow", *corpus, *assets, *times, *eager, *(earlier or start_from("flow.match.safetensors"))]
 
     def vocoder(left: float) -> list[str]:
         earlier = s.earlier("vocoder.safetensors")
@@ -232,7 +236,8 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
     def flow(left: float) -> list[str]:
         (refine_s,) = _once(s, "flow", [left - s.load_s])
         times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
-        return ["flow", *corpus, *times, *eager, *FLOW_OPTIONS, *start_from("flow.refine.safetensors")]
+        given = ["--assets", s.assets, *FLOW_OPTIONS, *start_from("flow.refine.safetensors")]
+        return ["flow", *corpus, *times, *eager, *given]
 
     def single_speaker(number: int) -> Task:
         hibari = next(Path(s.assets).rglob("hibari/assets"), Path(s.assets) / "hibari/hibari/assets").parents[
@@ -287,7 +292,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     trained flow. Tokenizer and T3 are kept.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
-    flow_s, encoder_s = 0.66 * whole, 0.42 * whole
+    last = s.stages and "vocoder" not in s.stages
+    flow_s, encoder_s = whole - LAST_S if last else 0.66 * whole, 0.42 * whole
     eager = ["--eager"] if s.device == "cpu" else []
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
@@ -301,7 +307,7 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     def flow(left: float) -> list[str]:
         (refine_s,) = _once(s, "flow", [left - s.load_s])
         times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
-        return ["flow", *corpus, *times, *eager, *FLOW_OPTIONS, *earlier_flow]
+        return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow]
 
     def vocoder(left: float) -> list[str]:
         (whole_s,) = _once(s, "vocoder", [left - s.load_s])

@@ -81,6 +81,7 @@ def run_flow(args: argparse.Namespace) -> None:
     import torch
 
     from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
     from nightingale_lab.train.flow import train_flow
 
     corpus, tokens = corpus_with_tokens(args.corpus, args.parts)
@@ -92,6 +93,7 @@ def run_flow(args: argparse.Namespace) -> None:
             PRESETS["wren"].flow,
             match_s=args.match_s,
             refine_s=args.refine_s,
+            teacher=Assets(args.assets).teacher_voice_encoder(),
             budget_s=args.budget_s,
             device=torch.device(args.device),
             eager=args.eager,

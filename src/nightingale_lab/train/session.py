@@ -90,6 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
         continue_rendering=args.continue_rendering,
         processes=args.processes,
         options={stage: shlex.split(more) for stage, more in args.also},
+        stages=args.stages,
     )
     if args.plan:
         sys.stdout.write(table(plan(settings)) + "\n")
@@ -114,6 +115,12 @@ def parser() -> argparse.ArgumentParser:
         "--hours", type=float, default=36.0, help="hours of speech that the teacher synthesizes"
     )
     made.add_argument("--tokenizer-s", type=float, help="0 keeps the earlier session's tokenizer")
+    made.add_argument(
+        "--stages",
+        nargs="+",
+        default=[],
+        help="run these stages of the plan alone; each needs those before it",
+    )
     made.add_argument(
         "--continue-t3", action="store_true", help="train only T3, the flow and the draft head, with --from"
     )

@@ -277,6 +277,14 @@ def run_export(args: argparse.Namespace) -> None:
     sys.stderr.write(f"{report}\n")
 
 
+def run_replace(args: argparse.Namespace) -> None:
+    from nightingale import wren
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.export import replace_networks
+
+    replace_networks(args.model or wren.folder(), args.weights, args.out, PRESETS["wren"])
+
+
 def run_curves(args: argparse.Namespace) -> None:
     from nightingale_lab.train.loop import draw_curves, read_log
 

@@ -28,7 +28,7 @@ from nightingale.types import Sampling
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
 from nightingale_lab.reference import networks_of
-from nightingale_lab.train.export import PARTS, export
+from nightingale_lab.train.export import PARTS, export, replace_networks
 from nightingale_lab.train.prepare import train_vocabulary
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.speakers import mean_speakers, read_built_in_voices
@@ -110,6 +110,21 @@ def test_what_is_loaded_is_near_what_was_trained(outputs: Path, shipped: Path) -
         for name, weight in trained.items():
             error = (loaded[name] - weight.float()).norm() / weight.float().norm().clamp(min=1e-6)
             assert error < 0.01, f"{source} {name}: {error:.4f}"
+
+
+def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Path, tmp_path: Path) -> None:
+    changed = {name: 2 * t for name, t in load_file(outputs / "flow.refine.safetensors").items()}
+    save_file(changed, tmp_path / "flow.refine.safetensors")
+    replace_networks(shipped, [tmp_path / "flow.refine.safetensors"], tmp_path / "new", TINY)
+    before, after = (load_file(folder / "s3gen.safetensors") for folder in (shipped, tmp_path / "new"))
+    scale = "flow.input_embedding.weight.scale"
+    assert torch.equal(after[scale], 2 * before[scale])
+    kept = [name for name in before if not name.startswith("flow.")]
+    assert all(torch.equal(after[name], before[name]) for name in kept)
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (shipped, tmp_path / "new")]
+    assert cards[0]["fingerprint"] != cards[1]["fingerprint"]
+    with pytest.raises(ConfigError, match="tokenizer"):
+        replace_networks(shipped, [outputs / "tokenizer.safetensors"], tmp_path / "other", TINY)
 
 
 def test_the_exported_model_streams(tts: TTS) -> None:

@@ -90,10 +90,42 @@ def test_bands_above_the_limit_do_not_reach_the_speaker_encoder() -> None:
     counted = bands_below()
     assert 0 < FLOW_MEL.bands - int(counted.sum()) < 8
     with seeded(0):
-        net = MelSpeakerEncoder(width=16)
+        net = MelSpeakerEncoder(VoiceEncoder(VoiceEncoderConfig(width=12, embedding=8)), width=16)
     mel, valid = torch.randn(2, FLOW_MEL.bands, 40), torch.ones(2, 40)
     changed = torch.where(counted[None, :, None] == 0, torch.full_like(mel, -2.2), mel)
-    assert torch.equal(net(mel, valid), net(changed, valid))
+    assert torch.equal(net.log_power(mel, valid), net.log_power(changed, valid))
+
+
+def test_the_speaker_encoder_learns_the_mel_power_of_recordings_and_leaves_its_teacher_as_it_is() -> None:
+    with seeded(0):
+        teacher = VoiceEncoder(VoiceEncoderConfig(width=12, embedding=8))
+        net = MelSpeakerEncoder(teacher, width=16)
+        before = {name: value.clone() for name, value in teacher.state_dict().items()}
+        mel, valid = torch.randn(2, FLOW_MEL.bands, 120), torch.ones(2, 120)
+        power = torch.rand(2, 240, 40) + 1e-3
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        losses = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = net.loss(mel, valid, power)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+
+
+def test_windows_of_the_speaker_encoder_lie_within_the_frames_that_count() -> None:
+    with seeded(0):
+        net = MelSpeakerEncoder(VoiceEncoder(VoiceEncoderConfig(width=12, embedding=8)), width=16)
+        place = torch.arange(200)[None]
+        valid = (place >= 90) & (place < torch.tensor([[190], [175]]))
+        numbers = torch.arange(400.0)[None, :, None].expand(2, -1, 40)
+        crops = net.crops(numbers, valid)
+    assert crops.shape == (4, 160, 40)
+    assert float(crops.min()) >= 180
+    assert float(crops[:2].max()) < 380
+    assert float(crops[2:].max()) < 350
 
 
 def test_layer_by_layer_the_voice_encoder_computes_the_same_and_shares_its_weights() -> None:

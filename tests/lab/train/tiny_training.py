@@ -75,4 +75,4 @@ def make_everything_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(vocoder, "VocoderPlan", small)
     # Stages compute in bfloat16; a step takes minutes on a CPU without it.
-    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
