@@ -14,6 +14,7 @@ The exit status is 1 if something was found. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import logging
 import os
@@ -24,6 +25,9 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -107,9 +111,23 @@ def where(error: Exception) -> str:
     return f"{type(error).__name__} at {place}: {str(error)[:120]}"
 
 
+def fuzz_targets(share: slice, asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
+    """Fuzz the chosen targets one after the other, or a share of them; return a row for each."""
+    signal.signal(signal.SIGALRM, stop_hang)
+    logging.disable(logging.CRITICAL)
+    wanted = (asked.only or "").lower()
+    with tempfile.TemporaryDirectory(prefix="nightingale-fuzz-home-") as home:
+        os.environ["NIGHTINGALE_HOME"] = home
+        tracer = LineTracer()
+        with targets(tracer) as found:
+            chosen = [target for target in found if wanted in target.name.lower()][share]
+            return {target.name: fuzz(target, tracer, asked.seconds, asked.seed, folder) for target in chosen}
+
+
 def main() -> None:
     parser = script.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    parser.add_argument("--processes", type=int, default=1, help="targets that are fuzzed at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="a part of a target's name")
     parser.add_argument("--found", type=Path, help="folder for the inputs of findings")
@@ -118,16 +136,11 @@ def main() -> None:
         asked.seconds = 0.5
     folder = asked.found or Path(tempfile.mkdtemp(prefix="nightingale-findings-"))
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGALRM, stop_hang)
-    logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="nightingale-fuzz-home-") as home:
-        os.environ["NIGHTINGALE_HOME"] = home
-        tracer = LineTracer()
-        with targets(tracer) as found:
-            chosen = [
-                target for target in found if not asked.only or asked.only.lower() in target.name.lower()
-            ]
-            rows = {target.name: fuzz(target, tracer, asked.seconds, asked.seed, folder) for target in chosen}
+    rows: dict[str, dict[str, Any]] = {}
+    shares = [slice(first, None, asked.processes) for first in range(asked.processes)]
+    with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
+        for found in pool.map(fuzz_targets, shares, repeat(asked), repeat(folder)):
+            rows |= found
     body = [(name, *row.values()) for name, row in rows.items()]
     head = ("target", "seconds", "inputs", "lines reached", "corpus", "slowest, s", "findings")
     script.print_table("Fuzzing", head, body)
