@@ -205,6 +205,9 @@ def build_parser() -> argparse.ArgumentParser:
     replacing.add_argument("weights", nargs="+", type=Path, help="such as flow.refine.safetensors")
     replacing.add_argument("--model", type=Path, help="default: the model in the package")
     replacing.add_argument("--out", type=Path, required=True)
+    replacing.add_argument(
+        "--share", type=float, default=1.0, help="of the new weights; the rest is of the old"
+    )
     replacing.set_defaults(run=stages.run_replace)
 
     curves = commands.add_parser("curves", help="draw each *.jsonl log as a PNG beside it (needs matplotlib)")

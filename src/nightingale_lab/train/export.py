@@ -162,8 +162,20 @@ class PackedNetwork:
     """The relative packing error."""
 
 
-def _packed(part: Part, path: Path, preset: Preset, keep_float16: Sequence[str]) -> PackedNetwork:
+def _packed(
+    part: Part,
+    path: Path,
+    preset: Preset,
+    keep_float16: Sequence[str],
+    mixed_with: Mapping[str, Tensor] | None = None,
+    share: float = 1.0,
+) -> PackedNetwork:
+    """share: of these weights, where the rest is of others."""
     tensors = read_tensors(path)
+    if mixed_with is not None and share < 1:
+        tensors = {
+            name: torch.lerp(mixed_with[name].float(), t.float(), share) for name, t in tensors.items()
+        }
     named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_float16)
     back = {name.removeprefix(part.prefix): t for name, t in unpack(named).items()}
     net = load(lambda: part.build(preset), back, source=path)
@@ -171,10 +183,13 @@ def _packed(part: Part, path: Path, preset: Preset, keep_float16: Sequence[str])
     return PackedNetwork(tensors=named, net=net, parameters=count, loss=_loss(tensors, back))
 
 
-def replace_networks(model: Path, weights: Sequence[Path], out: Path, preset: Preset) -> None:
+def replace_networks(
+    model: Path, weights: Sequence[Path], out: Path, preset: Preset, *, share: float = 1.0
+) -> None:
     """Write a copy of a packed wren with other weights of some networks, whose files have the names of training.
 
-    The tokens of silence stay as they are, so the tokenizer cannot be replaced so.
+    share: of the new weights, where the rest is of the old ones, from which they were trained. The tokens of
+    silence stay as they are, so the tokenizer cannot be replaced so.
     """
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     card = json.loads((out / wren.FILES["card"]).read_text(encoding="utf-8"))
@@ -183,8 +198,15 @@ def replace_networks(model: Path, weights: Sequence[Path], out: Path, preset: Pr
         part = parts.get(path.stem)
         if part is None:
             raise ConfigError("these weights cannot be replaced", got=path.name, allowed=", ".join(parts))
-        one, target = _packed(part, path, preset, KEEP_FLOAT16), out / wren.FILES[part.target]
-        kept = {k: v for k, v in read_tensors(target).items() if not k.startswith(part.prefix)}
+        target = out / wren.FILES[part.target]
+        stored = read_tensors(target)
+        kept = {name: t for name, t in stored.items() if not name.startswith(part.prefix)}
+        old = {
+            name.removeprefix(part.prefix): t
+            for name, t in unpack(stored).items()
+            if name.startswith(part.prefix)
+        }
+        one = _packed(part, path, preset, KEEP_FLOAT16, old, share)
         write_whole(target, to_safetensors(kept | one.tensors, FORMAT))
         card["packing_loss"][part.source], card["bytes"][target.name] = (
             round(one.loss, 5),

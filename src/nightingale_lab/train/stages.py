@@ -282,7 +282,7 @@ def run_replace(args: argparse.Namespace) -> None:
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.export import replace_networks
 
-    replace_networks(args.model or wren.folder(), args.weights, args.out, PRESETS["wren"])
+    replace_networks(args.model or wren.folder(), args.weights, args.out, PRESETS["wren"], share=args.share)
 
 
 def run_curves(args: argparse.Namespace) -> None:

@@ -123,6 +123,9 @@ def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Pa
     assert all(torch.equal(after[name], before[name]) for name in kept)
     cards = [json.loads((folder / "card.json").read_text()) for folder in (shipped, tmp_path / "new")]
     assert cards[0]["fingerprint"] != cards[1]["fingerprint"]
+    replace_networks(shipped, [tmp_path / "flow.refine.safetensors"], tmp_path / "half", TINY, share=0.5)
+    half = load_file(tmp_path / "half" / "s3gen.safetensors")
+    assert torch.allclose(half[scale].float(), 1.5 * before[scale].float(), rtol=0.01)
     with pytest.raises(ConfigError, match="tokenizer"):
         replace_networks(shipped, [outputs / "tokenizer.safetensors"], tmp_path / "other", TINY)
 
