@@ -274,6 +274,23 @@ def test_the_users_own_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert Path("mine.flac").is_file()
 
 
+def test_books_and_conversions_have_defaults_too(tmp_path: Path) -> None:
+    config, given = tmp_path / "defaults.toml", ("--config", str(tmp_path / "defaults.toml"))
+    (tmp_path / "book.txt").write_text("Chapter 1\n\nHello there.\n")
+    (tmp_path / "words.toml").write_text('[words]\nthere = "their"\n')
+    lexicon = f'lexicon = "{tmp_path / "words.toml"}"'
+    config.write_text(
+        f'[book]\nmodel = "noise"\nchapters = "flac"\n{lexicon}\n[convert]\nmodel = "wren"\nseed = 1\n'
+    )
+    assert run("book", str(tmp_path / "book.txt"), "-o", str(tmp_path / "out"), *given).exit_code == 0
+    assert list((tmp_path / "out").glob("*.flac"))
+    refused(run("book", str(tmp_path / "book.txt"), "--chapters", "doc", *given), 2, "no such format")
+    refused(run("convert", "none.wav", *given), 6, "no such recording")
+    config.write_text("[book]\nlist = true\n[convert]\nout = 1\n")
+    refused(run("book", str(tmp_path / "book.txt"), *given), 2, "unknown default")
+    refused(run("convert", "none.wav", *given), 2, "wrong type")
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

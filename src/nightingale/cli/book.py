@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import format_clock, note, parse_options, progress_bar, progress_line
+from nightingale.cli.defaults import takes_defaults
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say import open_engine
 from nightingale.cli.say_output import parse_bit_rate
@@ -43,6 +44,7 @@ MAX_PROBLEMS = 5
 MAX_SHOWN_CHARS = 30
 
 
+@takes_defaults
 def book(
     file: Annotated[Path, argument("BOOK", "An .epub, .txt, .md or .html file.")],
     out: Annotated[
@@ -97,6 +99,7 @@ def book(
     offline: options.Offline = False,
     yes: options.Yes = False,
     choices: options.Choices = None,
+    config: options.Config = None,
     lexicon: options.LexiconFile = None,
     strict: Annotated[
         bool, option("Let a sentence fail of which a part would not be spoken.", "--strict")

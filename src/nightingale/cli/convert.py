@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
+from nightingale.cli.defaults import takes_defaults
 from nightingale.cli.options import argument, option
 from nightingale.cli.say_input import PIPE
 from nightingale.cli.say_output import check_out, choose_output, open_sinks, parse_bit_rate
@@ -24,6 +25,7 @@ Text = str | None
 BLOCK_FRAMES = 1 << 16
 
 
+@takes_defaults
 def convert(
     recording: Annotated[str, argument("IN", "A wav, flac, ogg or mp3 recording; - reads it from stdin.")],
     voice: options.VoiceName = None,
@@ -39,6 +41,7 @@ def convert(
     offline: options.Offline = False,
     yes: options.Yes = False,
     choices: options.Choices = None,
+    config: options.Config = None,
     watermark: options.Watermark = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

@@ -76,6 +76,14 @@ Choices = Annotated[
 ]
 Yes = Annotated[bool, option("Download a model that is not here without asking.", "-y", "--yes")]
 AsJson = Annotated[bool, option("Print one line of JSON, last, on stdout.", "--json")]
+Config = Annotated[
+    str | None,
+    option(
+        "A TOML file with defaults, in a table of the command's name.",
+        metavar="FILE",
+        default="the user's nightingale.toml",
+    ),
+]
 Quiet = Annotated[bool, option("Print only errors and notices on stderr.", "-q", "--quiet")]
 VoiceName = Annotated[
     str | None,

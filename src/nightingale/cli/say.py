@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import format_clock, loading, note, parse_options, progress_bar, progress_line
+from nightingale.cli.defaults import takes_defaults
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say_captions import caption_files, write_captions
-from nightingale.cli.say_input import PIPE, read_text, with_defaults
+from nightingale.cli.say_input import PIPE, read_text
 from nightingale.cli.say_output import check_out, choose_output, open_sinks, parse_bit_rate
 from nightingale.errors import ConfigError, OutputError, raising_memory_full
 
@@ -34,6 +35,7 @@ SPEECH_OPTIONS = ("voice", "language", "seed", "temperature", "top_p", "min_p", 
 """Options that are arguments of `TTS.stream`."""
 
 
+@takes_defaults
 def say(
     text: Annotated[
         Text, argument("[TEXT|-]", "The text to speak; - reads it from stdin, as a pipe does.")
@@ -67,14 +69,7 @@ def say(
     offline: options.Offline = False,
     yes: options.Yes = False,
     choices: options.Choices = None,
-    config: Annotated[
-        Text,
-        option(
-            "A TOML file whose table [say] has defaults.",
-            metavar="FILE",
-            default="the user's nightingale.toml",
-        ),
-    ] = None,
+    config: options.Config = None,
     as_json: options.AsJson = False,
     lexicon: options.LexiconFile = None,
     no_normalize: Annotated[
@@ -97,7 +92,7 @@ def say(
     A text that begins with a hyphen comes after --: nightingale say -- "-5 degrees".
     """
     # Check everything that needs no model before loading one.
-    asked = SimpleNamespace(**with_defaults(say, dict(locals())))
+    asked = SimpleNamespace(**locals())
     controls = {name: getattr(asked, name) for name in SPEECH_OPTIONS}
     if asked.no_normalize:
         controls["normalize"] = False
