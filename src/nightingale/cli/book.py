@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import format_clock, note, parse_options, progress_bar, progress_line
-from nightingale.cli.defaults import takes_defaults
+from nightingale.cli.option_defaults import takes_defaults
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say import open_engine
 from nightingale.cli.say_output import parse_bit_rate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
-from nightingale.cli.defaults import takes_defaults
+from nightingale.cli.option_defaults import takes_defaults
 from nightingale.cli.options import argument, option
 from nightingale.cli.say_input import PIPE
 from nightingale.cli.say_output import check_out, choose_output, open_sinks, parse_bit_rate

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
 from nightingale.cli.console import format_clock, loading, note, parse_options, progress_bar, progress_line
-from nightingale.cli.defaults import takes_defaults
+from nightingale.cli.option_defaults import takes_defaults
 from nightingale.cli.options import argument, of_model, option
 from nightingale.cli.say_captions import caption_files, write_captions
 from nightingale.cli.say_input import PIPE, read_text

@@ -155,7 +155,7 @@ class PackedNetwork:
     """One network as it ships."""
 
     tensors: dict[str, Tensor]
-    """By the names in its file."""
+    """Tensors by their names in the file."""
     net: nn.Module
     parameters: int
     loss: float

@@ -75,9 +75,9 @@ class MelSpeakerEncoder(nn.Module):
         place = torch.arange(frames, device=valid.device)
         first = torch.where(valid.bool(), place, frames).amin(1)
         last = torch.where(valid.bool(), place, 0).amax(1) + 1
-        room = (last - first - self.crop_frames).clamp(min=0)
+        space = (last - first - self.crop_frames).clamp(min=0)
         share = torch.rand(len(valid), CROPS, device=valid.device)
-        start = (first[:, None] + (share * (room[:, None] + 1)).long()).clamp(max=frames - self.crop_frames)
+        start = (first[:, None] + (share * (space[:, None] + 1)).long()).clamp(max=frames - self.crop_frames)
         at = RATE * start[:, :, None] + torch.arange(RATE * self.crop_frames, device=valid.device)
         rows = torch.arange(len(valid), device=valid.device)[:, None, None]
         return log_power[rows, at].flatten(0, 1)
