@@ -21,7 +21,8 @@ def takes_defaults(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with defaults for its options from the table of its name. It has the option --config."""
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(*arguments: Any, **named: Any) -> None:
+        given = inspect.signature(command).bind(*arguments, **named).arguments
         command(**with_defaults(command, given))
 
     return run

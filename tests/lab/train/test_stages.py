@@ -40,7 +40,7 @@ def test_the_stages_hand_over_to_one_another(ground: Path, capsys: pytest.Captur
         main(["tokenizer", *fed, *quick, "--batch", "2", "--eager"])
         main(["tokens", *fed, *quick])
         phases = ["--match-s", "0.01", "--refine-s", "0.01", "--batch", "1"]
-        main(["flow", *fed, *phases, "--eager"])
+        main(["flow", *fed, *assets, *phases, "--eager"])
         main(["mels", *fed])
         main(["t3", *own, *quick, *assets, "--eager"])
     finally:
