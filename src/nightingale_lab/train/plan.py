@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.train.corpus import READY
 from nightingale_lab.train.stages import BANK, TOKENS
@@ -33,7 +34,7 @@ ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
 DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
 VOCODER_OPTIONS = (
     "--mel-only-share", "0", "--predicted-f0-share", "0", "--discriminator-share", "0.07", "--lr", "2e-4",
-    "--sharpening", str(PRESETS["wren"].hift.sharpening),
+    "--f0-lr", "2e-4", "--sharpening", str(PRESETS["wren"].hift.sharpening),
 )  # fmt: skip
 """The generator is trained, its discriminators are new; it begins with the sharpening that the engine has so far."""
 
@@ -98,11 +99,19 @@ class Task:
 
 
 def plan(s: Settings) -> list[Task]:
-    """Return the tasks of a session."""
+    """Return the tasks of a session; refuse stages that its plan does not have."""
     if s.continue_rendering:
         tasks = plan_continuing_rendering(s)
     else:
         tasks = plan_continuing_t3(s) if s.continue_t3 else plan_all_stages(s)
+    names = [task.name for task in tasks]
+    if unknown := [stage for stage in s.stages if stage not in names]:
+        raise ConfigError(
+            "the plan of this session does not have every stage of --stages",
+            got=", ".join(unknown),
+            allowed=", ".join(names),
+            fix="Choose some of these, or leave --stages out to run all.",
+        )
     return [task for task in tasks if not s.stages or task.name in s.stages]
 
 
@@ -289,11 +298,11 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     """Return the schedule of a session that trains flow, vocoder and voice encoder further, on people too.
 
     The vocoder begins on the mels of the flow that there is, with new discriminators, and goes on with those of the
-    trained flow. Tokenizer and T3 are kept.
+    trained flow, or of the whole corpus where the flow is not trained. Tokenizer and T3 are kept.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
-    last = s.stages and "vocoder" not in s.stages
-    flow_s, encoder_s = whole - LAST_S if last else 0.66 * whole, 0.42 * whole
+    flow_is_trained, vocoder_is_trained = (not s.stages or name in s.stages for name in ("flow", "vocoder"))
+    flow_s, encoder_s = 0.66 * whole if vocoder_is_trained else whole - LAST_S, 0.42 * whole
     eager = ["--eager"] if s.device == "cpu" else []
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
@@ -353,8 +362,9 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
             output=s.out / "flow.refine.safetensors",
         ),
         Task(
-            name="mels", needs=(s.done_marker("flow"), mels), ends_s=flow_s + 0.08 * whole,
-            arguments=lambda _: ["mels", *corpus, "--parts", "2"],
+            name="mels", needs=(s.done_marker("flow" if flow_is_trained else "tokens"), mels),
+            ends_s=flow_s + 0.08 * whole,
+            arguments=lambda _: ["mels", *corpus, *(["--parts", "2"] if flow_is_trained else earlier_flow)],
         ),
     ]  # fmt: skip
 

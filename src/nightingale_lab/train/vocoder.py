@@ -86,7 +86,6 @@ def train_vocoder(
     stage = VocoderStage(
         bank, plan, device=device, seed=seed, compile_mode=compile_mode, mels=mels, limited=limited
     )
-    stage.create_fft_plans()
     done: dict[str, Any] = {"step": 0, "gan_step": 0, "fresh_step": 0, "elapsed_s": 0.0}
     if resume:
         done.update(_resume(stage, state_path, resume_from or out_dir, sharpening))
@@ -246,6 +245,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=VocoderPlan().batch)
     parser.add_argument("--lr", type=float, default=VocoderPlan().lr)
+    parser.add_argument("--f0-lr", type=float, default=VocoderPlan().f0_lr)
     parser.add_argument("--mel-only-share", type=float, default=VocoderPlan().mel_only_share)
     parser.add_argument("--discriminator-share", type=float, default=VocoderPlan().discriminator_share)
     parser.add_argument("--predicted-f0-share", type=float, default=VocoderPlan().predicted_f0_share)
@@ -276,6 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
         plan=VocoderPlan(
             batch=args.batch,
             lr=args.lr,
+            f0_lr=args.f0_lr,
             mel_only_share=args.mel_only_share,
             discriminator_share=args.discriminator_share,
             predicted_f0_share=args.predicted_f0_share,

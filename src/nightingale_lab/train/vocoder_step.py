@@ -20,7 +20,6 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.layers.mel import FlowMel, spectrum
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
 from nightingale_lab.train.corpus import LIMIT_HZ
@@ -34,12 +33,11 @@ from nightingale_lab.train.loop import Ema, Optimizer
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.vocoder_losses import (
     DISCRIMINATOR_RESOLUTIONS,
-    LOG_FLOOR,
+    MELS,
     Analysis,
     LowPass,
     f0_loss,
-    magnitude,
-    mel_loss,
+    mel_distances,
     pitch_error,
     voicing_error,
 )
@@ -47,7 +45,7 @@ from nightingale_lab.train.vocoder_net import Compile, TrainingHift, initialise
 
 WREN_VOCODER = PRESETS["wren"].hift
 MEL_MARGIN = (FLOW_MEL.fft_samples - FLOW_MEL.hop_samples) // 2
-STATS = ("mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat", "d", "g_norm", "d_norm")
+STATS = ("mel", "flow_mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat", "d", "g_norm", "d_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,12 @@ class VocoderPlan:
     discriminator_lr: float = 2e-4
     warmup_steps: int = 200
     mel_weight: float = 45.0
+    """Loss weight of the mels of rows that are rendered from recorded mels."""
+    flow_mel_weight: float = 12.0
+    """The same for rows that are rendered from the flow's mels. These differ from the recorded ones, and a generator
+    that is punished for each difference renders the mean of what is possible, which sounds noisy."""
+    flow_share: float = 0.5
+    """Share of the rows that are rendered from the flow's mels, if there are any."""
     feature_weight: float = 2.0
     ema_decay: float = 0.999
     mel_only_share: float = 0.1
@@ -107,7 +111,7 @@ class VocoderStage:
         self.net, self.discriminators = net.to(device), discriminators.to(device)
         frames = self.sampler.crop_frames
         self.render = TrainingHift(self.net, frames, dtype, compile_mode=compile_mode)
-        self.analysis, self.flow_mel = Analysis().to(device), FlowMel().to(device)
+        self.analysis = Analysis().to(device)
         pitch = list(self.net.f0_predictor.parameters())
         ids = {id(p) for p in pitch}
         # The predictor has its own optimizer: its gradient in Hz must not affect the clipping of the others.
@@ -120,6 +124,8 @@ class VocoderStage:
         self.phase = torch.zeros(plan.batch, plan.network.harmonics, 1, device=device)
         self.noise = torch.zeros(plan.batch, NOISY_HARMONICS, frames * HOP, device=device)
         self.mix = torch.zeros(plan.batch, 1, device=device)
+        self.flow_draw = torch.ones(plan.batch, device=device)
+        """Rows where it is below `flow_share` are rendered from the flow's mels."""
         self.predicted_share = torch.zeros((), device=device)
         self.stats = torch.zeros(len(STATS), device=device)
         self.zero = torch.zeros((), device=device)
@@ -144,19 +150,6 @@ class VocoderStage:
         )
         self.mels = None if mels is None else torch.from_numpy(_checked(mels, bank)).to(self.device)
 
-    def create_fft_plans(self) -> None:
-        """Create cuFFT's plans for the losses on the current stream, while there is free memory.
-
-        cuFFT allocates outside of PyTorch's cache and raises an internal error where that fails, so this comes
-        before the search of cuDNN, which takes all the memory that it can get.
-        """
-        samples = self.plan.window_frames * HOP
-        audio = torch.zeros(self.plan.batch, samples, device=self.device, requires_grad=True)
-        total = torch.stack([bins.sum() for bins in self.analysis.spectra(audio)]).sum()
-        torch.autograd.grad(total, audio)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def sample(self) -> None:
         """Sample new random numbers in place."""
         self.pick.random_(0, self.sampler.total_windows, generator=self.generator)
@@ -165,13 +158,37 @@ class VocoderStage:
             self.phase[:, :1].zero_()  # the fundamental starts at zero, as in the engine
         self.noise.normal_(generator=self.generator)
         self.mix.uniform_(generator=self.generator)
+        if self.mels is None:
+            self.flow_draw.fill_(1.0)
+        else:
+            self.flow_draw.uniform_(generator=self.generator)
+
+    @property
+    def from_flow(self) -> Tensor:
+        """(batch,): 1.0 for the rows that are rendered from the flow's mels."""
+        return (self.flow_draw < self.plan.flow_share).float()
 
     def mel_of(self, crops: Crops) -> Tensor:
-        """Return mels (batch, bands, crop frames): the given ones, or those of the audio."""
-        if self.mels is not None:
-            return self.mels[crops.frame_index].float().transpose(1, 2)
-        bins = spectrum(crops.wide_audio, self.flow_mel.window, FLOW_MEL.hop_samples)
-        return torch.log((self.flow_mel.filters @ magnitude(torch.view_as_real(bins))).clamp(min=LOG_FLOOR))
+        """Return mels (batch, bands, crop frames): those of the audio, in some rows those of the flow."""
+        which = MELS.index(FLOW_MEL)
+        mel = self.analysis.log_mel(self.analysis.spectrum(crops.wide_audio, which), which).transpose(1, 2)
+        if self.mels is None:
+            return mel
+        rendered = self.mels[crops.frame_index].float().transpose(1, 2)
+        return torch.where(self.from_flow[:, None, None].bool(), rendered, mel)
+
+    def _mel_loss(self, real: list[Tensor], fake: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weighted loss, and the mean distances of the rows with recorded mels and with the flow's."""
+        distances, from_flow = mel_distances(real, fake), self.from_flow
+        weights = torch.lerp(
+            torch.full_like(from_flow, self.plan.mel_weight),
+            torch.full_like(from_flow, self.plan.flow_mel_weight),
+            from_flow,
+        )
+        recorded, rendered = (
+            (distances * rows).sum() / rows.sum().clamp(min=1) for rows in (1 - from_flow, from_flow)
+        )
+        return (weights * distances).mean(), recorded, rendered
 
     def _rendered(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return real and fake windows (batch, samples), predicted and true f0 (batch, window frames)."""
@@ -195,11 +212,11 @@ class VocoderStage:
         real, fake, f0_hz, true_f0_hz = self._rendered()
         with torch.no_grad():
             real_mels = self.analysis.log_mels(self.analysis.spectra(real))
-        mel = mel_loss(real_mels, self.analysis.log_mels(self.analysis.spectra(fake)))
+        loss, *mels = self._mel_loss(real_mels, self.analysis.log_mels(self.analysis.spectra(fake)))
         f0 = self._step_f0(f0_hz, true_f0_hz)
-        norm = self.opt_g.step(self.plan.mel_weight * mel)
+        norm = self.opt_g.step(loss)
         self.ema.update()
-        self._note(mel, *f0, self.zero, self.zero, self.zero, norm, self.zero)
+        self._note(*mels, *f0, self.zero, self.zero, self.zero, norm, self.zero)
 
     def gan_step(self) -> None:
         """Train the discriminators, then the generator against the updated discriminators."""
@@ -217,12 +234,12 @@ class VocoderStage:
         with torch.no_grad():
             real_outputs = self.discriminators(real, real_inputs)
         fake_outputs = self.discriminators(fake, self.analysis.for_discriminators(fake_spectra))
-        mel = mel_loss(real_mels, self.analysis.log_mels(fake_spectra))
+        loss, *mels = self._mel_loss(real_mels, self.analysis.log_mels(fake_spectra))
         g_adv, g_feat = generator_loss(fake_outputs), feature_loss(real_outputs, fake_outputs)
         f0 = self._step_f0(f0_hz, true_f0_hz)
-        norm = self.opt_g.step(self.plan.mel_weight * mel + g_adv + self.plan.feature_weight * g_feat)
+        norm = self.opt_g.step(loss + g_adv + self.plan.feature_weight * g_feat)
         self.ema.update()
-        self._note(mel, *f0, g_adv, g_feat, d, norm, d_norm)
+        self._note(*mels, *f0, g_adv, g_feat, d, norm, d_norm)
 
     def discriminator_step(self) -> None:
         """Train the discriminators alone."""

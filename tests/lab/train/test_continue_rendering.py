@@ -11,6 +11,7 @@ from lab.train.test_session import in_threads, settings
 from lab.train.tiny_training import make_everything_tiny, tiny_assets
 from safetensors.torch import load_file, save_file
 
+from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
@@ -87,3 +88,21 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     trained = load_file(tmp_path / "back" / "flow.refine.safetensors")
     start = load_file(tmp_path / "state" / "split" / "flow.refine.safetensors")
     assert set(trained) == set(start)
+
+
+def test_the_vocoder_alone_is_trained_on_the_whole_corpus_as_the_given_flow_renders_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "flow.refine.safetensors").touch()
+    stages = ["human", "data", "tokens", "mels-early", "mels", "vocoder"]
+    made = settings(tmp_path, start_from=str(tmp_path / "from"), continue_rendering=True, stages=stages)
+    tasks = {task.name: task for task in plan(made)}
+    assert set(tasks) == set(stages)
+    assert made.done_marker("tokens") in tasks["mels"].needs
+    assert "--start-from" in tasks["mels"].arguments(1.0)
+
+
+def test_a_stage_that_the_plan_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vocodr"):
+        plan(settings(tmp_path, start_from=str(tmp_path), continue_rendering=True, stages=["vocodr"]))

@@ -15,11 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.layers.mel import FlowMel
+from nightingale.models.layers.mel import FlowMel, spectrum
+from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler
 from nightingale_lab.train.loop import Schedule, read_log
 from nightingale_lab.train.vocoder import copy_synthesis, train_vocoder
-from nightingale_lab.train.vocoder_losses import f0_loss, pitch_error, voicing_error
+from nightingale_lab.train.vocoder_losses import (
+    LOG_FLOOR,
+    MELS,
+    Analysis,
+    f0_loss,
+    pitch_error,
+    voicing_error,
+)
 from nightingale_lab.train.vocoder_net import TrainingHift, initialise
 from nightingale_lab.train.vocoder_step import MEL_MARGIN, WREN_VOCODER, VocoderPlan, VocoderStage
 
@@ -115,12 +123,14 @@ def test_the_mel_of_a_crop_is_the_crop_of_the_mel(bank: AudioBank) -> None:
     assert torch.equal(crops.f0_hz, torch.from_numpy(bank.f0_hz).float()[crops.frame_index])
 
 
-def test_given_mels_replace_the_true_ones(bank: AudioBank) -> None:
+def test_the_flows_mels_replace_the_recorded_ones_in_some_rows(bank: AudioBank) -> None:
     mels = np.random.default_rng(1).normal(size=(71, 80)).astype(np.float16)
     stage = VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels)
     crops = stage.sampler.crops(torch.tensor([7, 50]))
-    want = torch.from_numpy(mels).float()[crops.frame_index].transpose(1, 2)
-    assert torch.equal(stage.mel_of(crops), want)
+    recorded = stage.mel_of(crops)
+    rendered = torch.from_numpy(mels).float()[crops.frame_index].transpose(1, 2)
+    stage.flow_draw.copy_(torch.tensor([0.0, 0.9]))
+    assert torch.equal(stage.mel_of(crops), torch.stack([rendered[0], recorded[1]]))
     with pytest.raises(ConfigError, match=r"\(71, 80\)"):
         VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels[:-1])
 
@@ -169,25 +179,31 @@ def test_a_step_never_asks_the_host_and_keeps_channels_last(bank: AudioBank) -> 
     assert seen.layouts == {True}
 
 
-def test_the_plans_of_transforms_are_those_of_the_steps(
-    bank: AudioBank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage, shapes = VocoderStage(bank, TINY, device=CPU, seed=0), []
-    rfft = torch.fft.rfft
+def test_spectra_by_matrix_products_are_those_of_the_fourier_transform() -> None:
+    audio = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0)) * 0.1
+    for config, found in zip(MELS, Analysis().spectra(audio), strict=True):
+        frames = audio.unfold(1, config.fft_samples, config.hop_samples)
+        wanted = torch.fft.rfft(frames * torch.hann_window(config.fft_samples))
+        torch.testing.assert_close(torch.view_as_complex(found.contiguous()), wanted, rtol=1e-4, atol=1e-4)
 
-    def noted(frames: torch.Tensor) -> torch.Tensor:
-        shapes.append((frames.shape, frames.stride()))
-        return rfft(frames)
 
-    monkeypatch.setattr(torch.fft, "rfft", noted)
-    stage.create_fft_plans()
-    planned = set(shapes)
-    shapes.clear()
+def test_the_mel_of_recorded_audio_is_the_flows(bank: AudioBank) -> None:
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0)
     stage.sample()
-    stage.mel_step()
-    stage.gan_step()
-    assert shapes
-    assert set(shapes) <= planned
+    crops = stage.sampler.crops(stage.pick)
+    spectra = spectrum(crops.wide_audio, FlowMel().window, FLOW_MEL.hop_samples)
+    wanted = torch.log((FlowMel().filters @ spectra.abs()).clamp(min=LOG_FLOOR))
+    torch.testing.assert_close(stage.mel_of(crops), wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_rows_with_the_flows_mels_weigh_less(bank: AudioBank) -> None:
+    mels = np.zeros((71, 80), dtype=np.float16)
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels)
+    stage.flow_draw.copy_(torch.tensor([0.9, 0.0]))
+    real, fake = [torch.zeros(2, 3, 4)], [torch.stack([torch.full((3, 4), 1.0), torch.full((3, 4), 2.0)])]
+    loss, recorded, rendered = stage._mel_loss(real, fake)
+    assert (recorded, rendered) == (1.0, 2.0)
+    assert loss == (TINY.mel_weight * 1.0 + TINY.flow_mel_weight * 2.0) / 2
 
 
 def test_a_fresh_network_is_quiet_and_not_silent() -> None:
