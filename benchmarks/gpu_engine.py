@@ -21,6 +21,8 @@ segment     64 listeners at once with 64 voices who stream by segment
 capacity    the most listeners with first audio p95 up to 500 ms and underruns for up to 1 %, all at once
 load        files to first audio in fresh processes, with empty caches and again
 poisson     the capacity for callers who arrive at random
+exact       a hash of the samples of profile `exact` with seeded weights: equal at two commits on one kind of GPU,
+            where `exact` is unchanged
 
 A part that fails is reported and the others run nevertheless. With --timeline, a sentence of `alone` runs under
 torch's profiler, and the file can be opened in Perfetto or chrome://tracing. The last line is JSON.
@@ -65,7 +67,7 @@ from nightingale_lab.bench.speed.listeners import Arrivals, measure_listeners
 from nightingale_lab.bench.speed.listeners_run import VoiceTargets
 from nightingale_lab.bench.speed.targets import engine_target
 from nightingale_lab.bench.speed.voices import NEW_VOICES, derived_voice, new_voice_cost
-from nightingale_lab.random_models import random_model, random_voice
+from nightingale_lab.random_models import random_model, random_voice, seeded_model
 
 ORDER = (
     ("multilingual", ("upstream",)),
@@ -74,6 +76,8 @@ ORDER = (
     ("turbo", ("alone", "capacity", "default")),
     ("multilingual", ("load", "poisson")),
     ("turbo", ("block", "poisson", "segment", "load")),
+    ("multilingual", ("exact",)),
+    ("turbo", ("exact",)),
 )
 """Parts with goals first. A family's model is made once per line, and an engine once for parts in a row."""
 MOST = {"multilingual": 160, "turbo": 320}
@@ -341,6 +345,15 @@ class EngineBench:
         for run, found in zip(("first", "again"), load_times(family, self.options), strict=True):
             self.board.rows[f"{family}: files to loaded, {run}, s"] = found["load_s"]
             self.board.rows[f"{family}: files to first audio, {run}, s"] = found["load_to_first_audio_s"]
+
+    def exact(self, family: str) -> None:
+        self.drop_model()
+        model = seeded_model(family, tokens=self.tokens, tiny=self.options.tiny, device=self.device)
+        with self._opened(model, "exact") as tts:
+            digests = [tts.say(TEXT, seed=1).sha256 for _ in range(2)]
+        checks, name = self.board.checks, f"{family}, exact"
+        checks[f"{name}: hash of the samples"] = digests[0]
+        checks[f"{name}: the same seed, the same samples"] = len(set(digests)) == 1
 
     def part(self, family: str, name: str) -> None:
         if name in ("block", "segment"):

@@ -99,17 +99,21 @@ def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Netwo
     return Networks(t3=t3, flow=flow, hift=hift)
 
 
-def seeded_model(name: str, *, tokens: int, seed: int = 0) -> Model:
-    """Return a tiny model of a family whose weights are the same on every machine."""
-    preset = tiny_preset(PRESETS[name])
+def seeded_model(
+    name: str, *, tokens: int, seed: int = 0, tiny: bool = True, device: torch.device | str = "cpu"
+) -> Model:
+    """Return a model of a family whose weights are the same on every machine."""
+    preset = tiny_preset(PRESETS[name]) if tiny else PRESETS[name]
     t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
     networks = Networks(t3=seeded(t3, seed), flow=seeded(flow, seed + 1), hift=seeded(hift, seed + 2))
     with torch.no_grad():
         t3.speech_head.weight[SPEECH_CODES:] = 0
-    model = random_model(name, tokens=tokens, tiny=True, networks=networks)
     digest = hashlib.sha256()
     for weight in (*t3.parameters(), *flow.parameters(), *hift.parameters()):
         digest.update(weight.numpy().tobytes())
+    for network in (t3, flow, hift):
+        network.to(device)
+    model = random_model(name, tokens=tokens, tiny=tiny, networks=networks, device=device)
     return replace(model, fingerprint=digest.hexdigest())
 
 
