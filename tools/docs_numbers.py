@@ -126,6 +126,9 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "wren.question-rise": lambda: stored("wren", "rows>question minus statement, semitones", "{:+.2f}"),
     "wren.questions-rising": lambda: stored("wren", "rows>questions above +1.5, %", "{:.0f}"),
     "wren.clone-cosine": lambda: stored("wren", "rows>cosine of clones to their references", "{:.2f}"),
+    "wren.clone-semitones": lambda: stored(
+        "wren", "rows>pitch of clones to their references, semitones", "{:.1f}"
+    ),
     "wren.clones-nearest": lambda: stored("wren", "rows>clones nearest to their own reader, %", "{:.0f}"),
     "wren.encoder-cosine": lambda: stored("wren", "rows>voice encoder, cosine to its teacher", "{:.3f}"),
     "wren.encoder-eer": lambda: stored("wren", "rows>voice encoder, equal error rate, %", "{:.1f}"),

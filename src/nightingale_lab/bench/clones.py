@@ -1,4 +1,4 @@
-"""Clones of people: the similarity to their references, and the voice encoder beside its teacher.
+"""Clones of people: the similarity to their references and the pitch, and the voice encoder beside its teacher.
 
 A folder of readers has one subfolder of recordings for each of them, such as LibriSpeech's test-other. A clone is
 made from one recording of 5 to 10 seconds and speaks some sentences; the judge is Resemblyzer.
@@ -6,6 +6,7 @@ made from one recording of 5 to 10 seconds and speaks some sentences; the judge 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.errors import ConfigError
+from nightingale_lab.bench.pitch import track_hz
 from nightingale_lab.bench.quality import Ask
 
 SUFFIXES = (".flac", ".wav")
@@ -31,6 +33,13 @@ class CloneReport:
 
     cosines: Mapping[str, Mapping[str, float]]
     """The mean cosine of each reader's clone to the reference of every reader."""
+    semitones: Mapping[str, float]
+    """How much higher the median pitch of each reader's clone is than that of the reference."""
+
+    @property
+    def pitch_semitones(self) -> float:
+        """The mean distance of the median pitch of a clone from that of its reference."""
+        return statistics.fmean(abs(each) for each in self.semitones.values())
 
     @property
     def cosine(self) -> float:
@@ -93,7 +102,8 @@ def compare_clones(
     """Clone every reader and compare. speak: makes recordings, given a name and a reference."""
     references = {name: reference_of(paths) for name, paths in readers.items()}
     speakers = {name: [str(path)] for name, path in references.items()}
-    owner = {str(wav): name for name, reference in references.items() for wav in speak(name, reference)}
+    spoken = {name: list(speak(name, reference)) for name, reference in references.items()}
+    owner = {str(wav): name for name, wavs in spoken.items() for wav in wavs}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
     for answer in ask([{"wav": wav, "speakers": speakers} for wav in owner], ["speaker"]):
         rows[owner[answer["wav"]]].append(answer["speaker"]["cosines"])
@@ -101,8 +111,21 @@ def compare_clones(
         cosines={
             name: {other: statistics.fmean(row[other] for row in found) for other in readers}
             for name, found in rows.items()
-        }
+        },
+        semitones={
+            name: 12 * math.log2(median_pitch_hz(wavs) / median_pitch_hz([references[name]]))
+            for name, wavs in spoken.items()
+        },
     )
+
+
+def median_pitch_hz(paths: Iterable[Path]) -> float:
+    """Return the median pitch of all voiced frames of some recordings."""
+    import soundfile
+
+    tracks = [track_hz(*soundfile.read(path, dtype="float32")) for path in paths]
+    voiced = np.concatenate([track[track > 0] for track in tracks])
+    return float(np.median(voiced)) if len(voiced) else math.nan
 
 
 def compare_encoder(
@@ -140,6 +163,8 @@ def summary(clones: CloneReport | None, encoder: EncoderReport | None) -> dict[s
             name: {other: round(value, 3) for other, value in row.items()}
             for name, row in clones.cosines.items()
         }
+        result["semitones"] = {name: round(value, 2) for name, value in clones.semitones.items()}
+        result["pitch_semitones"] = clones.pitch_semitones
     if encoder:
         result["encoder"] = {
             "cosine": encoder.cosine,

@@ -166,6 +166,11 @@ def goals(found: TableResults) -> list[Goal]:
             higher=True,
         ),
         Goal(
+            what="pitch of clones to their references, semitones",
+            reached=clones.pitch_semitones if clones else None,
+            form=".1f",
+        ),
+        Goal(
             what="voice encoder, cosine to its teacher",
             reached=encoder.cosine if encoder else None,
             must=0.95,

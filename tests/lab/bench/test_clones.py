@@ -26,12 +26,22 @@ SPEAKERS = {
 }
 
 
+PITCH_HZ = {"anna": 200.0, "bert": 100.0, "cleo": 160.0}
+
+
+def record(path: Path, speaker: str, seconds: float) -> Path:
+    """Write a harmonic tone with the pitch of a speaker."""
+    t = np.arange(int(seconds * 16_000)) / 16_000
+    tone = sum(np.sin(2 * np.pi * PITCH_HZ[speaker] * k * t) / k for k in range(1, 6)) * 0.1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wav_bytes(np.asarray(tone, np.float32), 16_000))
+    return path
+
+
 def recordings(folder: Path) -> Path:
     for name in SPEAKERS:
-        (folder / name).mkdir(parents=True)
         for number, seconds in enumerate((3.0, 12.0, 6.0)):
-            data = wav_bytes(np.zeros(int(seconds * 16_000), np.float32), 16_000)
-            (folder / name / f"{number}.wav").write_bytes(data)
+            record(folder / name / f"{number}.wav", name, seconds)
     return folder
 
 
@@ -55,10 +65,13 @@ def test_a_clone_with_the_voice_of_another_reader_is_not_nearest(tmp_path: Path)
 
     def speak(name: str, reference: Path) -> list[Path]:
         assert reference.parent.name == name
-        return [tmp_path / name / voice_of[name] / f"{number}.wav" for number in range(2)]
+        voice = voice_of[name]
+        return [record(tmp_path / name / voice / f"{number}.wav", voice, 1.0) for number in range(2)]
 
     report = compare_clones(speak, readers, judge)
     assert report.nearest == 2
+    assert report.semitones == pytest.approx({"anna": 0.0, "bert": 12.0, "cleo": 0.0}, abs=0.1)
+    assert report.pitch_semitones == pytest.approx(4.0, abs=0.1)
     assert report.cosine == pytest.approx((1 + 0.6 + 1) / 3)
 
 
