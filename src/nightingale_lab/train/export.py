@@ -188,10 +188,15 @@ def replace_networks(
 ) -> None:
     """Write a copy of a packed wren with other weights of some networks, whose files have the names of training.
 
-    share: of the new weights, where the rest is of the old ones, from which they were trained. The tokens of
-    silence stay as they are, so the tokenizer cannot be replaced so.
+    out: another folder, or that of the model. share: of the new weights, where the rest is of the old ones, from
+    which they were trained. The tokens of silence stay as they are, so the tokenizer cannot be replaced so.
     """
-    shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(
+            "the share of the new weights is out of range", got=str(share), allowed="above 0, at most 1"
+        )
+    if out.resolve() != model.resolve():
+        shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     card = json.loads((out / wren.FILES["card"]).read_text(encoding="utf-8"))
     parts = {part.source: part for part in PARTS if part.source != "tokenizer"}
     for path in weights:
