@@ -195,16 +195,15 @@ def replace_networks(
         raise ConfigError(
             "the share of the new weights is out of range", got=str(share), allowed="above 0, at most 1"
         )
-    if out.resolve() != model.resolve():
-        shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    card = json.loads((out / wren.FILES["card"]).read_text(encoding="utf-8"))
     parts = {part.source: part for part in PARTS if part.source != "tokenizer"}
+    card = json.loads((model / wren.FILES["card"]).read_text(encoding="utf-8"))
+    files: dict[str, dict[str, Tensor]] = {}
     for path in weights:
         part = parts.get(path.stem)
         if part is None:
             raise ConfigError("these weights cannot be replaced", got=path.name, allowed=", ".join(parts))
-        target = out / wren.FILES[part.target]
-        stored = read_tensors(target)
+        target = wren.FILES[part.target]
+        stored = files.get(target) or read_tensors(model / target)
         kept = {name: t for name, t in stored.items() if not name.startswith(part.prefix)}
         old = {
             name.removeprefix(part.prefix): t
@@ -212,11 +211,13 @@ def replace_networks(
             if name.startswith(part.prefix)
         }
         one = _packed(part, path, preset, KEEP_FLOAT16, old, share)
-        write_whole(target, to_safetensors(kept | one.tensors, FORMAT))
-        card["packing_loss"][part.source], card["bytes"][target.name] = (
-            round(one.loss, 5),
-            target.stat().st_size,
-        )
+        files[target] = kept | one.tensors
+        card["packing_loss"][part.source] = round(one.loss, 5)
+    if out.resolve() != model.resolve():
+        shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for target, tensors in files.items():
+        write_whole(out / target, to_safetensors(tensors, FORMAT))
+        card["bytes"][target] = (out / target).stat().st_size
     names = [wren.FILES[role] for role in ("s3gen", "voice_encoder")]
     card["fingerprint"] = _fingerprint({name: (out / name).read_bytes() for name in names})
     write_whole(out / wren.FILES["card"], (json.dumps(card, indent=1) + "\n").encode())

@@ -128,6 +128,7 @@ def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Pa
     assert torch.allclose(half[scale].float(), 1.5 * before[scale].float(), rtol=0.01)
     with pytest.raises(ConfigError, match="tokenizer"):
         replace_networks(shipped, [outputs / "tokenizer.safetensors"], tmp_path / "other", TINY)
+    assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="share"):
         replace_networks(shipped, [tmp_path / "flow.refine.safetensors"], tmp_path / "other", TINY, share=1.5)
     replace_networks(tmp_path / "new", [outputs / "flow.refine.safetensors"], tmp_path / "new", TINY)
