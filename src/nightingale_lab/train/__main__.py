@@ -166,6 +166,9 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument("--budget-s", type=float, default=float("inf"), help="seconds of this call")
     flow.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
     flow.add_argument("--peak-lr", type=float)
+    flow.add_argument(
+        "--adversarial", type=float, help="share of the adversarial loss's gradient; default: 0.5"
+    )
     flow.set_defaults(run=rendering_stages.run_flow)
 
     mels = commands.add_parser(

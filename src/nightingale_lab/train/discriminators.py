@@ -45,7 +45,7 @@ class NormedConv2d(nn.Module):
         return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
 
 
-def _score(head: nn.Linear, x: Tensor) -> Tensor:
+def score(head: nn.Linear, x: Tensor) -> Tensor:
     """A 1×1 convolution to one channel, as the matrix product it is, in single precision."""
     return F.linear(x.permute(0, 2, 3, 1).float(), head.weight, head.bias)
 
@@ -79,7 +79,7 @@ class PeriodDiscriminator(nn.Module):
         for conv in self.convs:
             x = F.leaky_relu(conv(x), SLOPE)
             features.append(x)
-        return _score(self.head, x), features
+        return score(self.head, x), features
 
 
 class SpectralDiscriminator(nn.Module):
@@ -110,7 +110,7 @@ class SpectralDiscriminator(nn.Module):
         for conv in self.convs:
             x = F.leaky_relu(conv(x), SLOPE)
             features.append(x)
-        return _score(self.head, x), features
+        return score(self.head, x), features
 
 
 class Discriminators(nn.Module):

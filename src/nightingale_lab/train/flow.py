@@ -5,7 +5,8 @@
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
-   the speaker of another clip, and their speaker is judged (mel_speaker.py).
+   the speaker of another clip, and their speaker is judged (mel_speaker.py). A discriminator can keep the mels from
+   becoming flat (mel_discriminator.py); whether speech gains by it has not been judged.
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
 for whole utterances.
@@ -29,7 +30,7 @@ from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.compact import unpack
 from nightingale_lab.train.corpus import Corpus, whole_clips
-from nightingale_lab.train.flow_step import FlowTraining
+from nightingale_lab.train.flow_step import LOSSES, FlowTraining
 from nightingale_lab.train.loop import (
     GraphedStep,
     JsonlLog,
@@ -48,7 +49,9 @@ CONSISTENCY = 0.3
 """Loss weight of the speaker of rows with another clip's speaker."""
 CONSISTENCY_FROM = 0.12
 """Share of the refining before that loss begins, while its judge learns; it has its full weight after twice as long."""
-JUDGE_LR = 1e-3
+ADVERSARIAL_FROM = 0.08
+"""Share of the refining before that loss begins, while the discriminator learns; it is full after twice as long."""
+JUDGE_LR, DISCRIMINATOR_LR = 1e-3, 3e-4
 
 
 def train_flow(
@@ -65,20 +68,32 @@ def train_flow(
     batch: int = 128,
     eager: bool = False,
     peak_lr: float = 6e-4,
+    adversarial: float = 0.0,
     start_from: Path | None = None,
     on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> None:
     """Run both phases. `match_s` and `refine_s` are the seconds of all calls together.
 
     A call resumes from the state in `out` and lasts `budget_s` at most. `flow.refine.safetensors` is the
-    two-step model. teacher: of the speaker vectors; start_from: weights to start from when `out` holds no state.
+    two-step model. teacher: of the speaker vectors; adversarial: the gradient of a discriminator's loss
+    as a share of that of the distance to the recorded mel; start_from: weights to start from when `out` holds no state.
     """
     started_s = time.monotonic()
-    training = FlowTraining(corpus, tokens, config, teacher=teacher, device=device, batch=batch, eager=eager)
+    training = FlowTraining(
+        corpus,
+        tokens,
+        config,
+        teacher=teacher,
+        device=device,
+        batch=batch,
+        eager=eager,
+        adversarial=adversarial > 0,
+    )
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
 
     judge_schedule = Schedule(peak=JUDGE_LR, warmup_steps=100)
+    discriminator_schedule = Schedule(peak=DISCRIMINATOR_LR, warmup_steps=100, floor=0.2)
 
     def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
         left_s = min(plan_s - done[phase], started_s + budget_s - time.monotonic())
@@ -87,9 +102,7 @@ def train_flow(
 
         def log_progress() -> None:
             record = {"phase": phase, "step": done["step"], "seconds": clock.elapsed_s}
-            record |= dict(
-                zip(("first", "second", "speaker", "judge"), training.losses.tolist(), strict=True)
-            )
+            record |= dict(zip(LOSSES, training.losses.tolist(), strict=True))
             record |= training.validate()
             log.write(record | {"capture_error": advance.capture_error})
             on_progress(record)
@@ -103,8 +116,11 @@ def train_flow(
             fresh_steps = int(done["step"] - first_step)
             training.optimizer.lr.fill_(schedule.at(fresh_steps, clock.progress))
             training.judge_optimizer.lr.fill_(judge_schedule.at(fresh_steps, clock.progress))
-            ramp = (clock.progress - CONSISTENCY_FROM) / CONSISTENCY_FROM
-            training.consistency.fill_(CONSISTENCY * min(1.0, max(0.0, ramp)))
+            training.consistency.fill_(CONSISTENCY * ramp(clock.progress, CONSISTENCY_FROM))
+            if adversarial:
+                discriminator_lr = discriminator_schedule.at(fresh_steps, clock.progress)
+                training.discriminator_optimizer.lr.fill_(discriminator_lr)
+                training.adversarial.fill_(adversarial * ramp(clock.progress, ADVERSARIAL_FROM))
             advance()
             done["step"] += 1
 
@@ -117,6 +133,11 @@ def train_flow(
             training.start_refining()
         training.match.forget()  # free its memory for the second graph
         run("refine", training.refine, Schedule(peak=peak_lr, warmup_steps=100), refine_s)
+
+
+def ramp(progress: float, start: float) -> float:
+    """Return 0 up to `start`, then a line to 1, which it reaches at twice as much."""
+    return min(1.0, max(0.0, progress / start - 1))
 
 
 @torch.no_grad()

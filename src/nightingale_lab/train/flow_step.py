@@ -16,6 +16,7 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
+from nightingale_lab.train.mel_discriminator import MelDiscriminator, balanced
 from nightingale_lab.train.mel_speaker import NOISE, RATE, MelSpeakerEncoder, bands_below, distance
 from nightingale_lab.train.resample import To16k
 
@@ -42,6 +43,10 @@ def nearby(speaker: Tensor) -> Tensor:
     return F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
 
 
+LOSSES = ("first", "second", "speaker", "judge", "adversarial", "discriminator")
+"""Names of the losses that are logged."""
+
+
 class FlowTraining:
     """Weights, optimizer, and the two kinds of steps."""
 
@@ -55,8 +60,9 @@ class FlowTraining:
         device: torch.device,
         batch: int,
         eager: bool,
+        adversarial: bool = False,
     ) -> None:
-        """teacher: of the speaker vectors."""
+        """teacher: of the speaker vectors; adversarial: with a discriminator of mels."""
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
         init_from_digits(self.net.input_embedding.weight)
@@ -75,7 +81,14 @@ class FlowTraining:
         self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
         self.ema = Ema(self.net.parameters(), decay=0.999)
-        self.losses = torch.zeros(4, device=device)
+        self.losses = torch.zeros(len(LOSSES), device=device)
+        self.discriminator: MelDiscriminator | None = None
+        self.adversarial = torch.zeros((), device=device)
+        """The gradient of the adversarial loss as a share of that of the distance to the recorded mel."""
+        if adversarial:
+            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+            self.discriminator = MelDiscriminator(dtype).to(device)
+            self.discriminator_optimizer = Optimizer(self.discriminator.parameters())
         self.judge = MelSpeakerEncoder(teacher.to(device)).to(device)
         self.voice_mel, self.to16k = teacher.mel, To16k().to(device)
         self.judge_optimizer = Optimizer(self.judge.parameters(), betas=(0.9, 0.98))
@@ -162,8 +175,7 @@ class FlowTraining:
         prior_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
         self.optimizer.step(flow_loss + PRIOR_WEIGHT * prior_loss)
         self.ema.update()
-        zero = torch.zeros_like(flow_loss.detach())
-        self.losses.lerp_(torch.stack([flow_loss.detach(), prior_loss.detach(), zero, zero]), 0.05)
+        self._note(flow_loss, prior_loss)
 
     def start_refining(self) -> None:
         """Switch to training the two deterministic steps, starting from the averaged weights."""
@@ -194,14 +206,24 @@ class FlowTraining:
             for predicted in (prior, first, mel)
         )
         speaker_loss = self._speaker_loss(b)
-        self.optimizer.step(
-            loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss + self.consistency * speaker_loss
-        )
+        whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss + self.consistency * speaker_loss
+        if self.discriminator is None:
+            self.optimizer.step(whole)
+            self._note(first_loss, loss, speaker_loss, self._train_judge(b))
+        else:
+            counted = (b["share"] > 0).float()  # neither padding nor bands that a recording lacks
+            judged = b["mel"] * counted, mel * counted, prior.detach() * counted
+            adversarial_loss = self.discriminator.flow_loss(*judged)
+            self.optimizer.step(whole + balanced(loss, adversarial_loss, mel, self.adversarial))
+            discriminator_loss = self.discriminator.loss(*(each.detach() for each in judged))
+            self.discriminator_optimizer.step(discriminator_loss)
+            judge_loss = self._train_judge(b)
+            self._note(first_loss, loss, speaker_loss, judge_loss, adversarial_loss, discriminator_loss)
         self.ema.update()
-        judge_loss = self._train_judge(b)
-        self.losses.lerp_(
-            torch.stack([each.detach() for each in (first_loss, loss, speaker_loss, judge_loss)]), 0.05
-        )
+
+    def _note(self, *losses: Tensor) -> None:
+        """Update the running means of the first losses."""
+        self.losses[: len(losses)].lerp_(torch.stack([each.detach() for each in losses]), 0.05)
 
     def swapped(self, b: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return rows with the tokens of some clips and the speakers of others, their cond, and the frames to judge.
@@ -272,7 +294,15 @@ class FlowTraining:
         return dict(zip(("validation_mel", "validation_prior"), torch.stack(distances).tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        against = (
+            {}
+            if self.discriminator is None
+            else {
+                "discriminator": self.discriminator.state_dict(),
+                "discriminator_optimizer": self.discriminator_optimizer.state_dict(),
+            }
+        )
+        return against | {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": self.ema.average,
@@ -288,6 +318,9 @@ class FlowTraining:
         self.ema.load(state["ema"])
         self.judge.load_state_dict(state["judge"])
         self.judge_optimizer.load_state_dict(state["judge_optimizer"])
+        if self.discriminator is not None:
+            self.discriminator.load_state_dict(state["discriminator"])
+            self.discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
 
     @torch.no_grad()
     def averaged(self) -> dict[str, Tensor]:

@@ -63,7 +63,7 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
         "tokens": ["--budget-s", "60"],
         "voice-encoder": [*brief, "--batch", "2"],
         "vocoder": ["--max-steps", "1"],
-        "flow": ["--batch", "2", "--match-s", "0", "--refine-s", "0.01"],
+        "flow": ["--batch", "2", "--match-s", "0", "--refine-s", "0.01", "--adversarial", "0.5"],
     }
     given = {"start_from": str(tmp_path / "wren"), "continue_rendering": True, "options": options}
     made, before = settings(tmp_path, **given), torch.get_rng_state()
@@ -85,6 +85,7 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     assert set(back) == {"voice_encoder", "vocoder", "flow.refine", "discriminators"}
     log = read_log(tmp_path / "back" / "logs" / "flow.jsonl")
     assert 0 < log[-1]["judge"] < 2
+    assert log[-1]["discriminator"] > 0
     trained = load_file(tmp_path / "back" / "flow.refine.safetensors")
     start = load_file(tmp_path / "state" / "split" / "flow.refine.safetensors")
     assert set(trained) == set(start)
