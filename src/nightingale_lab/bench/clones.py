@@ -34,7 +34,7 @@ class CloneReport:
     cosines: Mapping[str, Mapping[str, float]]
     """The mean cosine of each reader's clone to the reference of every reader."""
     semitones: Mapping[str, float]
-    """How much higher the median pitch of each reader's clone is than that of the reference."""
+    """The median pitch of each reader's clone above that of the reference."""
 
     @property
     def pitch_semitones(self) -> float:
