@@ -21,8 +21,7 @@ segment     64 listeners at once with 64 voices who stream by segment
 capacity    the most listeners with first audio p95 up to 500 ms and underruns for up to 1 %, all at once
 load        files to first audio in fresh processes, with empty caches and again
 poisson     the capacity for callers who arrive at random
-exact       a hash of the samples of profile `exact` with seeded weights: equal at two commits on one kind of GPU,
-            where `exact` is unchanged
+exact       a hash of the samples of profile `exact` with seeded weights, to compare commits on one kind of GPU
 
 A part that fails is reported and the others run nevertheless. With --timeline, a sentence of `alone` runs under
 torch's profiler, and the file can be opened in Perfetto or chrome://tracing. The last line is JSON.

@@ -68,8 +68,8 @@ class MelDiscriminator(nn.Module):
     def loss(self, recorded: Tensor, rendered: Tensor, prior: Tensor) -> Tensor:
         """Return the loss of the discriminator."""
         outputs = self(torch.cat([recorded, rendered]), torch.cat([prior, prior]))
-        halves = [logits.chunk(2) for logits, _ in outputs]
-        return discriminator_loss([(real, []) for real, _ in halves], [(fake, []) for _, fake in halves])
+        pairs = [logits.chunk(2) for logits, _ in outputs]
+        return discriminator_loss([(real, []) for real, _ in pairs], [(fake, []) for _, fake in pairs])
 
     def flow_loss(self, recorded: Tensor, rendered: Tensor, prior: Tensor) -> Tensor:
         """Return the loss of the flow."""
