@@ -32,11 +32,11 @@ T3_OPTIONS = ("--guidance", "0.1", "--peak-lr", "1e-3")
 FLOW_OPTIONS = ("--parts", "4", "--peak-lr", "4e-4")
 ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
 DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
-VOCODER_OPTIONS = (
-    "--mel-only-share", "0", "--predicted-f0-share", "0", "--discriminator-share", "0.07", "--lr", "2e-4",
-    "--f0-lr", "2e-4", "--sharpening", str(PRESETS["wren"].hift.sharpening),
+VOCODER_OPTIONS = ("--mel-only-share", "0", "--predicted-f0-share", "0", "--lr", "2e-4", "--f0-lr", "2e-4")
+NEW_DISCRIMINATORS_OPTIONS = (
+    "--discriminator-share", "0.07", "--sharpening", str(PRESETS["wren"].hift.sharpening),
 )  # fmt: skip
-"""The generator is trained, its discriminators are new; it begins with the sharpening that the engine has so far."""
+"""For a packed generator: its discriminators are new, and it begins with the sharpening that the engine has so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +297,9 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
 def plan_continuing_rendering(s: Settings) -> list[Task]:
     """Return the schedule of a session that trains flow, vocoder and voice encoder further, on people too.
 
-    The vocoder begins on the mels of the flow that there is, with new discriminators, and goes on with those of the
-    trained flow, or of the whole corpus where the flow is not trained. Tokenizer and T3 are kept.
+    The vocoder begins on the mels of the flow that there is, with new discriminators if there are no earlier ones, and
+    goes on with those of the trained flow, or of the whole corpus where the flow is not trained. Tokenizer and T3 are
+    kept.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     flow_is_trained, vocoder_is_trained = (not s.stages or name in s.stages for name in ("flow", "vocoder"))
@@ -319,9 +320,13 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
         return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow]
 
     def vocoder(left: float) -> list[str]:
-        (whole_s,) = _once(s, "vocoder", [left - s.load_s])
+        discriminators = s.earlier("discriminators.safetensors")  # beside the generator of an earlier session
+        folder = discriminators.parent if discriminators else Path(s.state) / SPLIT
+        new = () if discriminators else NEW_DISCRIMINATORS_OPTIONS
+        before_s = _elapsed_s(folder / "vocoder.safetensors") if discriminators else 0.0
+        (whole_s,) = _once(s, "vocoder", [before_s + left - s.load_s])
         given = ["--bank", str(s.corpus), "--out", str(s.out / "vocoder"), "--device", s.device, "--resume"]
-        generator = ["--resume-from", str(Path(s.state) / SPLIT), *VOCODER_OPTIONS]
+        generator = ["--resume-from", str(folder), *VOCODER_OPTIONS, *new]
         return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
 
     synthesis = [

@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from nightingale_lab.train.loop import (
     progress_line,
     save_state,
 )
+from nightingale_lab.train.measured_pitch import measure_pitch
 from nightingale_lab.train.vocoder_data import VocoderData, VocoderDataSource
 from nightingale_lab.train.vocoder_net import Compile
 from nightingale_lab.train.vocoder_step import STATS, VocoderPlan, VocoderStage
@@ -263,14 +265,22 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    source = VocoderDataSource(args.bank)
-    data = source.current()
+    source, device = VocoderDataSource(args.bank), torch.device(args.device)
+
+    def measured(data: VocoderData) -> VocoderData:
+        return replace(data, bank=measure_pitch(data.bank, device))
+
+    def newer() -> VocoderData | None:
+        data = source.newer()
+        return measured(data) if data else None
+
+    data = measured(source.current())
     train_vocoder(
         data.bank,
         args.out,
         budget_s=args.budget_s,
         seed=args.seed,
-        device=torch.device(args.device),
+        device=device,
         resume=args.resume,
         eager=args.eager,
         plan=VocoderPlan(
@@ -289,7 +299,7 @@ def main(arguments: list[str] | None = None) -> None:
         mels=np.load(args.mels) if args.mels else data.mels,
         limited=data.limited,
         sharpening=args.sharpening,
-        newer=source.newer,
+        newer=newer,
         on_progress=report,
     )
 

@@ -104,6 +104,20 @@ def test_the_vocoder_alone_is_trained_on_the_whole_corpus_as_the_given_flow_rend
     assert "--start-from" in tasks["mels"].arguments(1.0)
 
 
+def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    given = {"start_from": str(tmp_path / "from"), "continue_rendering": True, "stages": ["vocoder"]}
+    (task,) = plan(settings(tmp_path / "new", **given))
+    assert "--discriminator-share" in task.arguments(115.0)
+    for name in ("vocoder", "discriminators"):
+        save_file({"x": torch.zeros(1)}, tmp_path / "from" / f"{name}.safetensors", {"elapsed_s": "500"})
+    (task,) = plan(settings(tmp_path / "earlier", **given))
+    arguments = task.arguments(115.0)
+    assert "--discriminator-share" not in arguments
+    assert arguments[arguments.index("--resume-from") + 1] == str(tmp_path / "from")
+    assert arguments[arguments.index("--plan-s") + 1] == "600.0"
+
+
 def test_a_stage_that_the_plan_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocodr"):
         plan(settings(tmp_path, start_from=str(tmp_path), continue_rendering=True, stages=["vocodr"]))
