@@ -169,6 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument(
         "--adversarial", type=float, help="share of the adversarial loss's gradient; default: 0.5"
     )
+    flow.add_argument("--pitch-from", type=Path, help="vocoder.safetensors, whose predictor judges pitch")
     flow.set_defaults(run=rendering_stages.run_flow)
 
     mels = commands.add_parser(

@@ -5,7 +5,8 @@
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
-   the speaker of another clip, and their speaker is judged (mel_speaker.py). A discriminator can keep the mels from
+   the speaker of another clip, and their speaker is judged (mel_speaker.py), and their mean pitch if there is a
+   vocoder with a pitch predictor. A discriminator can keep the mels from
    becoming flat (mel_discriminator.py); whether speech gains by it has not been judged.
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
@@ -23,9 +24,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.compact import unpack
@@ -69,6 +72,7 @@ def train_flow(
     eager: bool = False,
     peak_lr: float = 6e-4,
     adversarial: float = 0.0,
+    pitch_from: Path | None = None,
     start_from: Path | None = None,
     on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> None:
@@ -76,7 +80,8 @@ def train_flow(
 
     A call resumes from the state in `out` and lasts `budget_s` at most. `flow.refine.safetensors` is the
     two-step model. teacher: of the speaker vectors; adversarial: the gradient of a discriminator's loss
-    as a share of that of the distance to the recorded mel; start_from: weights to start from when `out` holds no state.
+    as a share of that of the distance to the recorded mel; pitch_from: weights of wren's vocoder, whose predictor
+    judges the pitch of swapped rows; start_from: weights to start from when `out` holds no state.
     """
     started_s = time.monotonic()
     training = FlowTraining(
@@ -88,6 +93,7 @@ def train_flow(
         batch=batch,
         eager=eager,
         adversarial=adversarial > 0,
+        pitch=pitch_predictor(pitch_from) if pitch_from else None,
     )
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
@@ -133,6 +139,13 @@ def train_flow(
             training.start_refining()
         training.match.forget()  # free its memory for the second graph
         run("refine", training.refine, Schedule(peak=peak_lr, warmup_steps=100), refine_s)
+
+
+def pitch_predictor(vocoder: Path) -> nn.Module:
+    """Return the pitch predictor of weights of wren's vocoder."""
+    net = Hift(PRESETS["wren"].hift)
+    net.load_state_dict({name: tensor.float() for name, tensor in unpack(load_file(vocoder)).items()})
+    return net.f0_predictor
 
 
 def ramp(progress: float, start: float) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
@@ -34,6 +35,8 @@ PROMPT_SHARE = 0.6
 """The longest prompt, as a share of the window: 3 seconds."""
 SWAPPED = 4
 """One row in so many is rendered again with the speaker of another row."""
+LEAST_VOICED_FRAMES = 25
+"""Voiced frames of a row whose mean pitch is compared: half a second."""
 MEL_FLOOR = -11.5
 """The mel of a band without sound."""
 
@@ -43,7 +46,7 @@ def nearby(speaker: Tensor) -> Tensor:
     return F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
 
 
-LOSSES = ("first", "second", "speaker", "judge", "adversarial", "discriminator")
+LOSSES = ("first", "second", "speaker", "pitch", "judge", "adversarial", "discriminator")
 """Names of the losses that are logged."""
 
 
@@ -61,8 +64,9 @@ class FlowTraining:
         batch: int,
         eager: bool,
         adversarial: bool = False,
+        pitch: nn.Module | None = None,
     ) -> None:
-        """teacher: of the speaker vectors; adversarial: with a discriminator of mels."""
+        """teacher: of the speaker vectors; adversarial: with a discriminator of mels; pitch: a vocoder's predictor."""
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
         init_from_digits(self.net.input_embedding.weight)
@@ -92,8 +96,9 @@ class FlowTraining:
         self.judge = MelSpeakerEncoder(teacher.to(device)).to(device)
         self.voice_mel, self.to16k = teacher.mel, To16k().to(device)
         self.judge_optimizer = Optimizer(self.judge.parameters(), betas=(0.9, 0.98))
+        self.pitch = None if pitch is None else pitch.to(device).requires_grad_(False)
         self.consistency = torch.zeros((), device=device)
-        """Loss weight of the speaker of swapped rows."""
+        """Loss weight of the speaker and the pitch of swapped rows."""
         self.below_limit = bands_below().to(device)[None, :, None]
         self.validation_batch: dict[str, Tensor] | None = None
         if out.any():
@@ -205,11 +210,12 @@ class FlowTraining:
             ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
             for predicted in (prior, first, mel)
         )
-        speaker_loss = self._speaker_loss(b)
-        whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss + self.consistency * speaker_loss
+        speaker_loss, pitch_loss = self._speaker_loss(b)
+        whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss
+        whole = whole + self.consistency * (speaker_loss + pitch_loss)
         if self.discriminator is None:
             self.optimizer.step(whole)
-            self._note(first_loss, loss, speaker_loss, self._train_judge(b))
+            self._note(first_loss, loss, speaker_loss, pitch_loss, self._train_judge(b))
         else:
             counted = (b["share"] > 0).float()  # neither padding nor bands that a recording lacks
             judged = b["mel"] * counted, mel * counted, prior.detach() * counted
@@ -217,8 +223,8 @@ class FlowTraining:
             self.optimizer.step(whole + balanced(loss, adversarial_loss, mel, self.adversarial))
             discriminator_loss = self.discriminator.loss(*(each.detach() for each in judged))
             self.discriminator_optimizer.step(discriminator_loss)
-            judge_loss = self._train_judge(b)
-            self._note(first_loss, loss, speaker_loss, judge_loss, adversarial_loss, discriminator_loss)
+            judge_loss, against = self._train_judge(b), (adversarial_loss, discriminator_loss)
+            self._note(first_loss, loss, speaker_loss, pitch_loss, judge_loss, *against)
         self.ema.update()
 
     def _note(self, *losses: Tensor) -> None:
@@ -240,7 +246,7 @@ class FlowTraining:
             * ~prompted
         )
         wanted = F.normalize(torch.lerp(b["wanted"][by], b["wanted"][by].roll(1, 0), share), dim=1)
-        result = {"wanted": wanted, "speaker": nearby(wanted), "blocks": b["blocks"][spoken]}
+        result = {"wanted": wanted, "blend": share, "speaker": nearby(wanted), "blocks": b["blocks"][spoken]}
         for name in ("ids", "valid"):
             mixed = torch.cat([b[name][by, :half], b[name][spoken, :half]], dim=1)
             result[name] = torch.where(prompted, mixed, b[name][spoken])
@@ -249,13 +255,32 @@ class FlowTraining:
         judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
         return result, cond, judged
 
-    def _speaker_loss(self, b: dict[str, Tensor]) -> Tensor:
-        """Return the distance of the speakers of swapped rows from the requested ones."""
+    def _speaker_loss(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the distances of the speakers of swapped rows, and of their pitch, from the requested ones."""
         rows, cond, judged = self.swapped(b)
         with torch.autocast(self.device.type, torch.bfloat16):
             _, _, mel = self._two_steps(rows, cond)
             found = self.judge(mel + NOISE * torch.randn_like(mel), judged)
-        return distance(found, rows["wanted"])
+        speaker_loss = distance(found, rows["wanted"])
+        if self.pitch is None:
+            return speaker_loss, torch.zeros_like(speaker_loss.detach())
+        by = slice(self.batch - self.few, self.batch)
+        with torch.no_grad():
+            own, known = self._log_pitch(b["mel"][by], b["valid"][by].repeat_interleave(2, dim=1))
+            # A speaker between two has a pitch between theirs.
+            wanted = torch.lerp(own, own.roll(1, 0), rows["blend"][:, 0])
+        log_pitch, heard = self._log_pitch(mel, judged)
+        counted = (heard & known & known.roll(1, 0)).float()
+        return speaker_loss, ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
+
+    def _log_pitch(self, mel: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean logarithm of the pitch of each row of normalized mels, and whether enough of it is voiced."""
+        assert self.pitch is not None
+        f0_hz = self.pitch(mel.float() * self.config.mel_std + self.config.mel_mean)
+        voiced = (f0_hz.detach() > VOICED_ABOVE_HZ) & frames
+        count = voiced.sum(1)
+        logs = torch.log(f0_hz.clamp(min=VOICED_ABOVE_HZ)) * voiced
+        return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
         """Train the speaker encoder on recorded mels; return its loss."""

@@ -317,7 +317,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     def flow(left: float) -> list[str]:
         (refine_s,) = _once(s, "flow", [left - s.load_s])
         times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
-        return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow]
+        judged = ["--pitch-from", str(Path(s.state) / SPLIT / "vocoder.safetensors")]
+        return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow, *judged]
 
     def vocoder(left: float) -> list[str]:
         discriminators = s.earlier("discriminators.safetensors")  # beside the generator of an earlier session

@@ -99,7 +99,7 @@ def run_flow(args: argparse.Namespace) -> None:
             eager=args.eager,
             start_from=args.start_from,
             on_progress=print_progress,
-            **batch_options(args, "peak_lr", "adversarial"),
+            **batch_options(args, "peak_lr", "adversarial", "pitch_from"),
         )
 
 

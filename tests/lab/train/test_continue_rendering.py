@@ -86,6 +86,7 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     log = read_log(tmp_path / "back" / "logs" / "flow.jsonl")
     assert 0 < log[-1]["judge"] < 2
     assert log[-1]["discriminator"] > 0
+    assert log[-1]["pitch"] >= 0
     trained = load_file(tmp_path / "back" / "flow.refine.safetensors")
     start = load_file(tmp_path / "state" / "split" / "flow.refine.safetensors")
     assert set(trained) == set(start)
