@@ -269,8 +269,8 @@ class FlowTraining:
             own, known = self._log_pitch(b["mel"][by], b["valid"][by].repeat_interleave(2, dim=1))
             # A speaker between two has a pitch between theirs.
             wanted = torch.lerp(own, own.roll(1, 0), rows["blend"][:, 0])
-        log_pitch, heard = self._log_pitch(mel, judged)
-        counted = (heard & known & known.roll(1, 0)).float()
+        log_pitch, enough = self._log_pitch(mel, judged)
+        counted = (enough & known & known.roll(1, 0)).float()
         return speaker_loss, ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
 
     def _log_pitch(self, mel: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,8 @@ FLOW_OPTIONS = ("--parts", "4", "--peak-lr", "4e-4")
 ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
 DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
 VOCODER_OPTIONS = ("--mel-only-share", "0", "--predicted-f0-share", "0", "--lr", "2e-4", "--f0-lr", "2e-4")
-NEW_DISCRIMINATORS_OPTIONS = (
-    "--discriminator-share", "0.07", "--sharpening", str(PRESETS["wren"].hift.sharpening),
-)  # fmt: skip
+SHARPENING = str(PRESETS["wren"].hift.sharpening)
+NEW_DISCRIMINATORS_OPTIONS = ("--discriminator-share", "0.07", "--sharpening", SHARPENING)
 """For a packed generator: its discriminators are new, and it begins with the sharpening that the engine has so far."""
 
 
