@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parity.tiny import TINY_HIFT, fill, gaussian
@@ -71,6 +72,21 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_a_batch_are_those_of_library_calls(causal: bool) -> None:
     ours, theirs = both(replace(TINY_HIFT, causal=causal), [2, 1], 3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("large_tiles")
+def test_a_window_without_frames_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory holds anything, and what is computed of that may overflow."""
+    new_empty = Tensor.new_empty
+
+    def new_full(self: Tensor, *given: Any, **options: Any) -> Tensor:
+        made = new_empty(self, *given, **options)
+        return made.fill_(1e30) if made.is_floating_point() else made
+
+    monkeypatch.setattr(Tensor, "new_empty", new_full)
+    with np.errstate(over="raise", invalid="raise"):
+        ours, theirs = both(replace(TINY_HIFT, causal=False), [2, 1], 3)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 

@@ -107,7 +107,8 @@ def _hift_conv_kernel(
         gdc_wait()
     plane, window = tl.program_id(2) // windows, tl.program_id(2) % windows
     frames = tl.load(frames_ptr + window)
-    end, x_end = frames * rate + extra, frames * x_rate + x_extra
+    # A window without frames has no rows: its memory may hold anything, and is not read.
+    end, x_end = tl.where(frames > 0, frames * rate + extra, 0), frames * x_rate + x_extra
     if tl.program_id(0) * BM >= end:
         return
     position = tl.program_id(0) * BM + tl.arange(0, BM)
