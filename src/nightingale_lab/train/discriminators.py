@@ -45,9 +45,18 @@ class NormedConv2d(nn.Module):
         return F.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
 
 
-def score(head: nn.Linear, x: Tensor) -> Tensor:
+def _score(head: nn.Linear, x: Tensor) -> Tensor:
     """A 1×1 convolution to one channel, as the matrix product it is, in single precision."""
     return F.linear(x.permute(0, 2, 3, 1).float(), head.weight, head.bias)
+
+
+def judge_patches(convs: nn.ModuleList, head: nn.Linear, x: Tensor) -> DiscriminatorOutput:
+    """Return the logits of all positions after some convolutions, and the feature map after each."""
+    features = []
+    for conv in convs:
+        x = F.leaky_relu(conv(x), SLOPE)
+        features.append(x)
+    return _score(head, x), features
 
 
 class PeriodDiscriminator(nn.Module):
@@ -75,11 +84,8 @@ class PeriodDiscriminator(nn.Module):
         )  # (batch, rows', period, 5)
         # Single precision where samples enter: bfloat16 would add noise 50 dB below them.
         x = F.leaky_relu(self.entry(taps), SLOPE).to(self.dtype).permute(0, 3, 1, 2)
-        features = [x]
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)
-            features.append(x)
-        return score(self.head, x), features
+        logits, features = judge_patches(self.convs, self.head, x)
+        return logits, [x, *features]
 
 
 class SpectralDiscriminator(nn.Module):
@@ -106,11 +112,7 @@ class SpectralDiscriminator(nn.Module):
         power = kept.square().sum(-1, keepdim=True)
         small = kept * (power + COMPRESSION_FLOOR).pow(-0.3)
         x = small.reshape(batch, frames, groups, 2 * PATCH_BINS).to(self.dtype).permute(0, 3, 1, 2)
-        features = []
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)
-            features.append(x)
-        return score(self.head, x), features
+        return judge_patches(self.convs, self.head, x)
 
 
 class Discriminators(nn.Module):

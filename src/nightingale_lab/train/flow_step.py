@@ -210,7 +210,7 @@ class FlowTraining:
             ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
             for predicted in (prior, first, mel)
         )
-        speaker_loss, pitch_loss = self._speaker_loss(b)
+        speaker_loss, pitch_loss = self._swapped_losses(b)
         whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss
         whole = whole + self.consistency * (speaker_loss + pitch_loss)
         if self.discriminator is None:
@@ -255,7 +255,7 @@ class FlowTraining:
         judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
         return result, cond, judged
 
-    def _speaker_loss(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _swapped_losses(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the distances of the speakers of swapped rows, and of their pitch, from the requested ones."""
         rows, cond, judged = self.swapped(b)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -319,15 +319,7 @@ class FlowTraining:
         return dict(zip(("validation_mel", "validation_prior"), torch.stack(distances).tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        against = (
-            {}
-            if self.discriminator is None
-            else {
-                "discriminator": self.discriminator.state_dict(),
-                "discriminator_optimizer": self.discriminator_optimizer.state_dict(),
-            }
-        )
-        return against | {
+        state = {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": self.ema.average,
@@ -335,6 +327,10 @@ class FlowTraining:
             "judge_optimizer": self.judge_optimizer.state_dict(),
             "refining": self.refining,
         }
+        if self.discriminator is not None:
+            state["discriminator"] = self.discriminator.state_dict()
+            state["discriminator_optimizer"] = self.discriminator_optimizer.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.refining = state["refining"]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import FULL_SCALE, HOP, UNKNOWN_HZ, AudioBank
+from nightingale_lab.train.vocoder_losses import fourier_matrix, magnitude
 
 WINDOW_SAMPLES, FFT_SAMPLES = 1440, 8192
 LARGEST_LOG_RATIO, CANDIDATES = 0.2, 81
@@ -30,23 +31,22 @@ def measure_pitch(bank: AudioBank, device: torch.device) -> AudioBank:
     """Return the bank with the pitch measured in every frame where its curve has one."""
     curve = torch.from_numpy(bank.f0_hz).to(device).float()
     audio = F.pad(torch.from_numpy(bank.audio).to(device), (WINDOW_SAMPLES // 2, WINDOW_SAMPLES // 2))
+    transform = fourier_matrix(WINDOW_SAMPLES, FFT_SAMPLES).to(device)
     result = curve.clone()
     for frames in torch.nonzero(curve > 0)[:, 0].split(BATCH_FRAMES):
         first = frames * HOP + HOP // 2  # of the padded audio: the window is around the frame's centre
         windows = audio[first[:, None] + torch.arange(WINDOW_SAMPLES, device=device)].float() / FULL_SCALE
-        result[frames] = pitch_near(windows, curve[frames])
+        spectra = (windows @ transform).unflatten(-1, (-1, 2))
+        result[frames] = pitch_near(spectra, curve[frames])
     return replace(bank, f0_hz=result.half().cpu().numpy())
 
 
-def pitch_near(windows: Tensor, curve_hz: Tensor) -> Tensor:
-    """Return the pitch (frames,) of windows (frames, samples) near a curve, UNKNOWN_HZ where there is none."""
-    spectrum = torch.fft.rfft(
-        windows * torch.hann_window(windows.shape[1], device=windows.device), n=FFT_SAMPLES
-    )
-    height = spectrum.abs()
-    height = height / height.amax(1, keepdim=True).clamp(min=1e-9)
-    logs = torch.linspace(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO, CANDIDATES, device=windows.device)
-    number = torch.arange(1, HARMONICS + 1, device=windows.device)
+def pitch_near(spectra: Tensor, curve_hz: Tensor) -> Tensor:
+    """Return the pitch (frames,) of spectra (frames, bins, 2) near a curve, UNKNOWN_HZ where there is none."""
+    height = magnitude(spectra)
+    height = height / height.amax(1, keepdim=True)
+    logs = torch.linspace(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO, CANDIDATES, device=spectra.device)
+    number = torch.arange(1, HARMONICS + 1, device=spectra.device)
     bins_per_hz = FFT_SAMPLES / FLOW_MEL.sample_rate_hz
     candidates = (curve_hz[:, None] * logs.exp())[..., None] * bins_per_hz
     weight = HARMONIC_DECAY ** (number - 1.0)

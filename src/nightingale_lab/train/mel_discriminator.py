@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale_lab.train.discriminators import (
-    SLOPE,
     DiscriminatorOutput,
     NormedConv2d,
     discriminator_loss,
     feature_loss,
     generator_loss,
-    score,
+    judge_patches,
 )
 
 PATCH_BANDS = 4
@@ -48,11 +47,7 @@ class MelPatches(nn.Module):
             pair = F.avg_pool2d(pair, (1, self.frames))
         groups = pair.reshape(batch, channels, bands // PATCH_BANDS, PATCH_BANDS, -1)
         x = groups.permute(0, 1, 3, 4, 2).flatten(1, 2).to(self.dtype, memory_format=torch.channels_last)
-        features = []
-        for conv in self.convs:
-            x = F.leaky_relu(conv(x), SLOPE)
-            features.append(x)
-        return score(self.head, x), features
+        return judge_patches(self.convs, self.head, x)
 
 
 class MelDiscriminator(nn.Module):

@@ -27,15 +27,14 @@ DISCRIMINATOR_RESOLUTIONS = 3
 """The discriminators get the spectra of this many of the first MELS."""
 
 
-def fourier_matrix(samples: int) -> Tensor:
+def fourier_matrix(samples: int, fft_samples: int | None = None) -> Tensor:
     """Return the (samples, 2 · bins) matrix of the real Fourier transform of a Hann window's samples.
 
-    Real and imaginary parts of a bin are neighbours.
+    Real and imaginary parts of a bin are neighbours. fft_samples: of the window with zeros after it (default: none).
     """
+    size = fft_samples or samples
     place = torch.arange(samples, dtype=torch.float64)
-    turns = (place[:, None] * torch.arange(samples // 2 + 1, dtype=torch.float64)).remainder(
-        samples
-    ) / samples
+    turns = (place[:, None] * torch.arange(size // 2 + 1, dtype=torch.float64)).remainder(size) / size
     window = torch.hann_window(samples, dtype=torch.float64)[:, None]
     parts = torch.stack([torch.cos(2 * math.pi * turns), -torch.sin(2 * math.pi * turns)], dim=2)
     return (window[..., None] * parts).flatten(1).float()
@@ -45,8 +44,8 @@ class Analysis(nn.Module):
     """Spectra (batch, frames, bins, 2) and log-mels of (batch, samples), one per entry of MELS.
 
     There is no padding. Windows are made by `unfold` instead of `torch.stft`, because the gradient of the
-    latter's overlapping view is a scatter over indices. The transform is a matrix product: it takes 4 ms of a step
-    of 80, and cuFFT, which allocates outside of PyTorch's cache, failed beside other stages (dev/LOG.md).
+    latter's overlapping view is a scatter over indices. The transform is a matrix product, because cuFFT, which
+    allocates outside of PyTorch's cache, failed beside other stages (dev/LOG.md).
     """
 
     def __init__(self) -> None:
