@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +16,13 @@ from nightingale import TTS
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import DEFAULT_SLOTS, Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
-from nightingale.backends.selection import Plan, default_slots, find_machine, select
+from nightingale.backends.selection import (
+    Plan,
+    default_slots,
+    find_machine,
+    let_idle_threads_sleep,
+    select,
+)
 from nightingale.cli.commands import app
 from nightingale.engine.load import Model, plan_named
 from nightingale.errors import ConfigError, NightingaleError
@@ -240,3 +248,28 @@ def test_without_pytorch_an_official_model_is_refused_before_its_download(
         TTS(name)
     assert "pip install 'nightingale-tts[torch]'" in str(caught.value)
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_imported", "before", "after"),
+    [
+        ("x86_64", False, None, "PASSIVE"),
+        ("AMD64", False, "ACTIVE", "ACTIVE"),
+        ("x86_64", True, None, None),
+        ("aarch64", False, None, None),
+    ],
+)
+def test_on_x86_idle_threads_of_pytorch_sleep(
+    monkeypatch: pytest.MonkeyPatch, machine: str, is_imported: bool, before: str | None, after: str | None
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    if is_imported:
+        monkeypatch.setitem(sys.modules, "torch", sys)
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
+    if before is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    let_idle_threads_sleep()
+    assert os.environ.get("OMP_WAIT_POLICY") == after
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)

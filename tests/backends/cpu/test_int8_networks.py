@@ -26,9 +26,9 @@ from nightingale.backends.cpu.int8_networks import (
     Int8TransformerBlock,
     int8_flow,
 )
-from nightingale.backends.cpu.kernels import flow_attention, target
+from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
-from nightingale.backends.cpu.kernels.target import Isa, detect_target
+from nightingale.backends.cpu.kernels.target import detect_target
 from nightingale.backends.cpu.winograd_networks import (
     Int8ResBlock,
     WinogradConv1d,
@@ -285,17 +285,9 @@ def test_the_original_networks_are_not_changed(flow: Flow, hift: Hift) -> None:
 
 
 @pytest.fixture
-def on_arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(target, "detect_target", lambda: replace(found, isa=Isa.NEON))
+def asked_again() -> Iterator[None]:
     capabilities.layers_unsupported_reason.cache_clear()
     yield
-    capabilities.layers_unsupported_reason.cache_clear()
-
-
-def test_on_x86_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "detect_target", lambda: replace(found, isa=Isa.AVX512))
-    capabilities.layers_unsupported_reason.cache_clear()
-    assert "torch's own threads" in (capabilities.layers_unsupported_reason() or "")
     capabilities.layers_unsupported_reason.cache_clear()
 
 
@@ -303,14 +295,14 @@ def test_the_self_test_passes() -> None:
     assert 0 < capabilities.layers_test_error() < capabilities.MAX_ERROR / 2
 
 
-@pytest.mark.usefixtures("on_arm")
+@pytest.mark.usefixtures("asked_again")
 @pytest.mark.parametrize("error", [0.5, float("nan")])
 def test_layers_that_fail_their_self_test_are_not_used(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     monkeypatch.setattr(capabilities, "layers_test_error", lambda: error)
     assert "failed their self-test" in (capabilities.layers_unsupported_reason() or "")
 
 
-@pytest.mark.usefixtures("on_arm")
+@pytest.mark.usefixtures("asked_again")
 def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability_checks, "find_spec", lambda name: None)
     assert "pip install" in (capabilities.layers_unsupported_reason() or "")

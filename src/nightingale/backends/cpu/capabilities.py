@@ -7,7 +7,7 @@ instructions, and on a self-test: a small T3 whose logits must be close to those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,9 +31,6 @@ from nightingale.models.layers.weight_layout import pack_for_rendering
 PACKAGE: Final = "llvmlite"
 WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
 """A quantization block; two halves of a head, each in whole vectors."""
-FAST_LAYER_ISAS: Final = ("neon",)
-"""Int8 layers were measured to be faster than torch on these only; on x86 the waiting threads of torch occupy
-the cores that the kernels need (dev/LOG.md)."""
 PROBE_CHANNELS, PROBE_COLUMNS = (128, 128), 2048
 TEST_CONFIGS: Final = {
     True: replace(MULTILINGUAL, text_vocab=8, backbone=LlamaConfig(layers=1, width=128, heads=2, ffn=256)),
@@ -66,7 +63,7 @@ def unsupported_reason(config: T3Config, bits: int = 8) -> str | None:
 def layers_unsupported_reason() -> str | None:
     """Return why the flow and the vocoder should not use int8 layers here, or None if they should."""
     missing = capability_checks.missing_package_reason(PACKAGE)
-    return missing or _self_test_reason(layers_test_error, FAST_LAYER_ISAS)
+    return missing or _self_test_reason(layers_test_error)
 
 
 @cache
@@ -90,14 +87,12 @@ def _t3_reason(rotary: bool, bits: int = 8) -> str | None:
     )
 
 
-def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] = ()) -> str | None:
+def _self_test_reason(error_of: Callable[[], float]) -> str | None:
     try:
         from nightingale.backends.cpu.kernels.target import detect_target
 
         if isinstance(target := detect_target(), str):
             return target
-        if fast_isas and target.isa not in fast_isas:
-            return "next to torch's own threads int8 layers are no faster than float32 on this processor"
         error = error_of()
     except Exception as problem:  # a broken installation, or another version of LLVM, may raise anything
         return capability_checks.failed_package_reason(PACKAGE, problem)

@@ -53,12 +53,14 @@ class RelativeAttention(nn.Module):
 def _align_distances(scores: Tensor) -> Tensor:
     """Convert scores by distance, farthest first, to scores by key.
 
-    (…, queries, keys + queries - 1) -> (…, queries, keys). Row i must be shifted by i, which is reading the
-    padded matrix with rows that are one shorter.
+    (…, queries, keys + queries - 1) -> (…, queries, keys), a view. Row i begins at distance queries - 1 - i, so rows
+    lie one score less apart.
     """
     queries, spans = scores.shape[-2:]
-    padded = F.pad(scores, (1, 0)).flatten(-2)[..., queries:]
-    return padded.unflatten(-1, (queries, spans))[..., : spans - queries + 1]
+    if queries == 1:
+        return scores
+    rows = scores.flatten(-2)[..., queries - 1 : -1].unflatten(-1, (queries, spans - 1))
+    return rows[..., : spans - queries + 1]
 
 
 class EncoderBlock(nn.Module):
