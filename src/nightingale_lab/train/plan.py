@@ -297,8 +297,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     """Return the schedule of a session that trains flow, vocoder and voice encoder further, on people too.
 
     The vocoder begins on the mels of the flow that there is, with new discriminators if there are no earlier ones, and
-    goes on with those of the trained flow, or of the whole corpus where the flow is not trained. Tokenizer and T3 are
-    kept.
+    goes on with those of the trained flow, or of the whole corpus where the flow is not trained. Without the stage
+    `mels-early` it waits for the trained flow, which then has the GPU to itself. Tokenizer and T3 are kept.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     flow_is_trained, vocoder_is_trained = (not s.stages or name in s.stages for name in ("flow", "vocoder"))
@@ -307,7 +307,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     assets = ["--assets", s.assets]
-    people, mels = s.done_marker("human"), s.done_marker("mels-early")
+    people, early = s.done_marker("human"), not s.stages or "mels-early" in s.stages
+    first_mels = s.done_marker("mels-early" if early else "mels")
     earlier_flow = ["--start-from", str(s.earlier("flow.refine.safetensors"))]
 
     def seconds(left: float) -> list[str]:
@@ -329,16 +330,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
         generator = ["--resume-from", str(folder), *VOCODER_OPTIONS, *new]
         return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
 
-    synthesis = [
-        "--out",
-        str(s.corpus),
-        "--device",
-        s.device,
-        *assets,
-        "--hours",
-        str(s.hours),
-        *DATA_OPTIONS,
-    ]
+    synthesis = ["--out", str(s.corpus), "--device", s.device, *assets]
+    synthesis += ["--hours", str(s.hours), *DATA_OPTIONS]
     return [
         Task(
             name="human", needs=(Path(s.state) / PEOPLE,), ends_s=0.4 * whole,
@@ -361,14 +354,14 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
             name="mels-early", needs=(people, s.corpus / "part00" / TOKENS), ends_s=0.5 * whole,
             arguments=lambda _: ["mels", *corpus, *earlier_flow],
         ),
-        Task(name="vocoder", needs=(mels,), ends_s=whole - LAST_S, arguments=vocoder),
+        Task(name="vocoder", needs=(first_mels,), ends_s=whole - LAST_S, arguments=vocoder),
         Task(
             name="flow", needs=(people, s.done_marker("tokens")), ends_s=flow_s, arguments=flow,
             output=s.out / "flow.refine.safetensors",
         ),
         Task(
-            name="mels", needs=(s.done_marker("flow" if flow_is_trained else "tokens"), mels),
-            ends_s=flow_s + 0.08 * whole,
+            name="mels", ends_s=flow_s + 0.08 * whole,
+            needs=(s.done_marker("flow" if flow_is_trained else "tokens"), *((first_mels,) if early else ())),
             arguments=lambda _: ["mels", *corpus, *(["--parts", "2"] if flow_is_trained else earlier_flow)],
         ),
     ]  # fmt: skip

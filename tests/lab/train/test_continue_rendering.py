@@ -105,6 +105,14 @@ def test_the_vocoder_alone_is_trained_on_the_whole_corpus_as_the_given_flow_rend
     assert "--start-from" in tasks["mels"].arguments(1.0)
 
 
+def test_without_early_mels_the_vocoder_waits_for_the_trained_flow(tmp_path: Path) -> None:
+    stages = ["human", "data", "tokens", "flow", "mels", "vocoder"]
+    made = settings(tmp_path, start_from=str(tmp_path), continue_rendering=True, stages=stages)
+    tasks = {task.name: task for task in plan(made)}
+    assert tasks["vocoder"].needs == (made.done_marker("mels"),)
+    assert tasks["mels"].needs == (made.done_marker("flow"),)
+
+
 def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     given = {"start_from": str(tmp_path / "from"), "continue_rendering": True, "stages": ["vocoder"]}

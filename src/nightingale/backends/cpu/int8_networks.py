@@ -31,7 +31,6 @@ from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, R
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
-from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Snake
@@ -211,8 +210,8 @@ class Int8Conv1d(FusedConv1d):
         if x.stride(2) != 1:
             x = x.contiguous()
         (batch, channels, _), op = x.shape, Conv1dOp
-        # At least one vector of columns; those beyond `columns` are dropped.
-        computed = max(LANES, columns)
+        # At least one tile of columns; those beyond `columns` are dropped.
+        computed = max(host_target().conv_columns, columns)
         length = int8_conv1d.padded_length(computed + self.span)
         if residual is not None and computed > columns:
             residual = nn.functional.pad(residual, (0, computed - columns))

@@ -17,7 +17,7 @@ Pseudo-code: two operations, with a barrier between them
                         peaks[query, block] = max(logits)
                         p_codes[query, block] = round(127 · exp(logits - peak))
                     p_scales[query, block] = exp(peak - max peak), over the sum of all p_codes · exp(…)
-                    for 16 channels, two queries at a time:                    # a GEMM with values as weights
+                    for 16 or 32 channels, two or four queries at a time:      # a GEMM with values as weights
                         out[query, channels] = Σ_block dot(p_codes, v_codes[channels, block]) · p_scale · v_scales
 
 Why it is fast: both products are int8 dot products with 16 results in the lanes, without a sum across lanes; a
@@ -64,8 +64,6 @@ HEAD_DIM: Final = 64
 PARTS: Final = HEAD_DIM // LANES
 QUERIES_AT_ONCE: Final = 4
 """Queries for whose sums there are registers."""
-QUERIES_OF_VALUES: Final = 2
-"""Queries for whose sums and totals there are registers."""
 QUERY_TILE: Final = 16
 """Queries that a thread takes through all keys."""
 BLOCK_KEYS: Final = 64
@@ -205,7 +203,8 @@ def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
             results = *places, tile.sums.offset(own), tile.corrections.offset(own)
             f.call(weights, tile.logits, tile.q_scales.offset(row), *results, blocks)
         _emit_scales(f, tile)
-        with f.loop(PARTS) as part, f.loop(QUERY_TILE, step=QUERIES_OF_VALUES) as row:
+        sizes = target.attention_tiles
+        with f.loop(PARTS, step=sizes.values) as part, f.loop(QUERY_TILE, step=sizes.value_queries) as row:
             own = (head * PARTS + part) * blocks
             codes, scales = op.v_codes.offset(own * (BLOCK_KEYS * LANES)), op.v_scales.offset(own * LANES)
             places = tile.p_codes.offset(row * tile.width), tile.peaks.offset(row)
@@ -232,18 +231,21 @@ def _emit_logits(module: ir.Module, target: Target) -> Function:
     f = Function(module, "flow_logits", params)
     codes, scales, q_codes, corrections, logits = f.params
     lanes, queries = target.lanes, range(QUERIES_AT_ONCE)
-    places = [(query, 0, part) for query in queries for part in range(LANES // lanes)]
+    tiles = range(target.attention_tiles.keys)
+    places = [(query, tile, part) for query in queries for tile in tiles for part in range(LANES // lanes)]
     rows = [q_codes.offset(number * HEAD_DIM) for number in queries]
-    with f.loop(BLOCK_KEYS, step=LANES) as key:
+    with f.loop(BLOCK_KEYS, step=len(tiles) * LANES) as key:
         sums = {place: f.variable(target.emit_sums(f)) for place in places}
+        keys = [codes.offset((key + tile * LANES) * HEAD_DIM) for tile in tiles]
         with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
-            emit_dot_16(f, target, i, [codes.offset(key * HEAD_DIM)], rows, sums)
+            emit_dot_16(f, target, i, keys, rows, sums)
         for query, tile, part in places:
             exact = sums[query, tile, part].value
             if not target.signed_weights:
                 exact = exact + corrections[query]
-            scale = scales.load_vector(key + part * lanes, lanes)
-            logits[key + query * BLOCK_KEYS + part * lanes] = target.emit_sums_as_float(exact) * scale
+            at = key + tile * LANES + part * lanes
+            scale = scales.load_vector(at, lanes)
+            logits[at + query * BLOCK_KEYS] = target.emit_sums_as_float(exact) * scale
     return f.ret()
 
 
@@ -294,24 +296,27 @@ def _emit_scales(f: Function, tile: _Tile) -> None:
 
 
 def _emit_values(module: ir.Module, target: Target) -> Function:
-    """Emit Σ weight · value of LANES channels for some queries."""
+    """Emit Σ weight · value of some parts of LANES channels for some queries."""
     params = {"codes": I8, "scales": F32, "p_codes": I8, "p_scales": F32, "p_corrections": I32}
     f = Function(module, "flow_values", {**params, "out": F32, "blocks": I64, "heads": I64})
     codes, scales, p_codes, p_scales, corrections, out, blocks, heads = f.params
-    lanes, queries, parts = target.lanes, range(QUERIES_OF_VALUES), range(LANES // target.lanes)
-    places = [(query, 0, part) for query in queries for part in parts]
+    sizes, lanes, parts = target.attention_tiles, target.lanes, range(LANES // target.lanes)
+    queries, tiles = range(sizes.value_queries), range(sizes.values)
+    places = [(query, tile, part) for query in queries for tile in tiles for part in parts]
     totals = {place: f.variable(f.zeros(F32, lanes)) for place in places}
     with f.loop(blocks) as block:
         sums = {place: f.variable(target.emit_sums(f)) for place in places}
         rows = [p_codes.offset((blocks * query + block) * BLOCK_KEYS) for query in queries]
+        values = [codes.offset((blocks * tile + block) * (BLOCK_KEYS * LANES)) for tile in tiles]
         for i in range(0, BLOCK_KEYS, 4 * DOT_INPUTS):
-            emit_dot_16(f, target, f.const(i), [codes.offset(block * (BLOCK_KEYS * LANES))], rows, sums)
-        for place in places:
-            own, exact = block * QUERY_TILE + place[0], sums[place].value
+            emit_dot_16(f, target, f.const(i), values, rows, sums)
+        for query, tile, part in places:
+            own, total = block * QUERY_TILE + query, totals[query, tile, part]
+            exact = sums[query, tile, part].value
             if not target.signed_weights:
                 exact = exact + corrections[own]
-            scale = scales.load_vector(block * LANES + place[2] * lanes, lanes) * p_scales[own]
-            totals[place].value = target.emit_sums_as_float(exact).fma(scale, totals[place].value)
-    for (query, _, part), total in totals.items():
-        out[heads * (query * HEAD_DIM) + part * lanes] = total.value
+            scale = scales.load_vector((blocks * tile + block) * LANES + part * lanes, lanes) * p_scales[own]
+            total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+    for (query, tile, part), total in totals.items():
+        out[heads * (query * HEAD_DIM) + tile * LANES + part * lanes] = total.value
     return f.ret()

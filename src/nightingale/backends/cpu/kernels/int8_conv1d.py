@@ -15,11 +15,11 @@ Shapes and layout (blocks = channels / block; `length` columns in, `columns` col
 
 Pseudo-code: two operations, with a barrier between them
     quantize_columns:  x_codes, x_scales = quantize(snake(x))              # by 16 columns
-    conv1d:            for each tile of 16 columns and 4 outputs:
+    conv1d:            for each tile of 16 or 32 columns and 4 outputs:
         for tap in taps, block in blocks:
             sums[output, :] = 0                                            # int32 registers
             for four channels of the block:
-                sums[output, :] += dot4(x_codes[channels, t + tap · dilation :][:16], w_codes[output])
+                sums[output, :] += dot4(x_codes[channels, t + tap · dilation :][tile], w_codes[output])
             y[output, :] += float(sums[output, :]) · x_scales[block, :] · w_scales[output]
 
 Why it is fast: time lies in the lanes, so a tap is the same memory some bytes further on; no column matrix
@@ -135,9 +135,9 @@ def emit_conv1d(module: ir.Module, target: Target) -> Operation:
     with (
         f.loop(end, start=begin, step=COLUMNS_PER_PASS) as first,
         f.loop(op.outputs, step=CONV_OUTPUTS) as output,
-        f.loop((first + COLUMNS_PER_PASS).min(end), start=first, step=LANES) as column,
+        f.loop((first + COLUMNS_PER_PASS).min(end), start=first, step=target.conv_columns) as column,
     ):
-        start, at = column.min(op.columns - LANES), output * (op.taps * blocks)
+        start, at = column.min(op.columns - target.conv_columns), output * (op.taps * blocks)
         f.call(
             tile, op.x_codes.offset(start * DOT_INPUTS), op.x_scales.offset(start),
             op.w_codes.offset(at * op.block), op.w_scales.offset(at), op.w_corrections.offset(at),
@@ -149,7 +149,7 @@ def emit_conv1d(module: ir.Module, target: Target) -> Operation:
 
 
 def _emit_tile(module: ir.Module, target: Target) -> Function:
-    """Emit LANES columns of CONV_OUTPUTS outputs."""
+    """Emit `target.conv_columns` columns of CONV_OUTPUTS outputs."""
     x = {"x_codes": I8, "x_scales": F32}
     w = {"w_codes": I8, "w_scales": F32, "corrections": I32, "bias": F32}
     sizes = dict.fromkeys(("length", "blocks", "block", "taps", "dilation", "stride", "has_residual"), I64)
@@ -159,7 +159,7 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
         length, blocks, block, taps, dilation, stride, has_residual,
     ) = f.params  # fmt: skip
     lanes, outputs = target.lanes, range(CONV_OUTPUTS)
-    parts, width = range(LANES // lanes), lanes * DOT_INPUTS
+    parts, width = range(target.conv_columns // lanes), lanes * DOT_INPUTS
     places = [(output, part) for output in outputs for part in parts]
     totals = {place: f.variable(f.zeros(F32, lanes) + bias[place[0]]) for place in places}
     with f.loop(taps) as tap, f.loop(blocks) as number:

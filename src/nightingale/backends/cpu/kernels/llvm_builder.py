@@ -32,6 +32,9 @@ FLOATS: Final = (F16, F32)
 ADDRESS: Final = ir.PointerType()
 SIZES: Final = {I8: 1, I32: 4, I64: 8, F16: 2, F32: 4}
 """Bytes of each element type."""
+NO_NAN: Final = ("nnan", "nsz")
+"""Flags of a maximum, whose result for NaN is undefined: x86 needs three instructions for a defined one, and a
+maximum across sixteen lanes sixteen steps of these."""
 WORDS: Final = "words"
 """Declares a parameter that points to 64-bit integers; I64 declares an integer."""
 
@@ -55,13 +58,16 @@ def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
     return emit
 
 
-def _intrinsic(float_name: str, int_name: str = "") -> Callable[..., Value]:
+def _intrinsic(
+    float_name: str, int_name: str = "", *, fastmath: tuple[str, ...] = ()
+) -> Callable[..., Value]:
     """Return a method that calls a function of LLVM, whose operands and result have the same type."""
 
     def emit(self: Value, *others: Operand) -> Value:
         operands = [self, *(self.splat(other) for other in others)]
         name = f"llvm.{float_name if self.is_float else int_name}.{self.type_suffix()}"
-        return self.function.intrinsic(name, self.ir_type, operands)
+        flags = fastmath if self.is_float else ()
+        return self.function.intrinsic(name, self.ir_type, operands, fastmath=flags)
 
     return emit
 
@@ -112,8 +118,8 @@ class Value:
     sqrt = _intrinsic("sqrt")
     round = _intrinsic("roundeven")
     """To the nearest integer, ties to even."""
-    min = _intrinsic("minnum", "smin")
-    max = _intrinsic("maxnum", "smax")
+    min = _intrinsic("minnum", "smin", fastmath=NO_NAN)
+    max = _intrinsic("maxnum", "smax", fastmath=NO_NAN)
 
     def __neg__(self) -> Value:
         return self.splat(0) - self
@@ -154,7 +160,11 @@ class Value:
     def _reduce(self, name: str, *start: Value) -> Value:
         name = f"llvm.vector.reduce.{name}.{self.type_suffix()}"
         # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.
-        flags = ("reassoc",) if self.is_float else ()
+        flags = (
+            ("reassoc", *(NO_NAN if name.startswith("llvm.vector.reduce.fmax") else ()))
+            if self.is_float
+            else ()
+        )
         return self.function.intrinsic(name, self.element_type, [*start, self], fastmath=flags)
 
     def reduce_sum(self) -> Value:

@@ -36,6 +36,17 @@ class Isa(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTiles:
+    """How much of the flow's attention is computed at once: as much as there are registers for its sums."""
+
+    keys: int = 1
+    """Groups of 16 keys, for four queries."""
+    values: int = 1
+    """Groups of 16 channels, whose sums have totals beside them."""
+    value_queries: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     isa: Isa
     lanes: int
@@ -46,6 +57,9 @@ class Target:
     """Distance at which weights are prefetched. 0: the hardware does it by itself."""
     spins_per_ms: int
     """Iterations of a loop of one load and one `pause` in a millisecond."""
+    attention_tiles: AttentionTiles = AttentionTiles()
+    conv_columns: int = 16
+    """Columns of a convolution that are computed at once, for four outputs."""
     triple: str = ""
     cpu: str = ""
     features: str = ""
@@ -97,9 +111,18 @@ NEON: Final = Target(
     isa=Isa.NEON, lanes=4, signed_weights=True, prefetch_bytes=0, spins_per_ms=100_000, features="+dotprod"
 )
 AVX512: Final = Target(
-    isa=Isa.AVX512, lanes=16, signed_weights=False, prefetch_bytes=1024, spins_per_ms=20_000
+    isa=Isa.AVX512,
+    lanes=16,
+    signed_weights=False,
+    prefetch_bytes=1024,
+    spins_per_ms=20_000,
+    # A dot product waits five cycles for the sum that it adds to, and two of them start in a cycle.
+    attention_tiles=AttentionTiles(keys=4, values=2, value_queries=4),
+    conv_columns=32,
 )
-AVX_VNNI: Final = replace(AVX512, isa=Isa.AVX_VNNI, lanes=8)
+AVX_VNNI: Final = replace(
+    AVX512, isa=Isa.AVX_VNNI, lanes=8, attention_tiles=AttentionTiles(), conv_columns=16
+)
 
 
 def detect_target() -> Target | str:
