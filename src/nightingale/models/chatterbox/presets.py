@@ -77,7 +77,7 @@ WREN: Final = Preset(
         f0_channels=256,
         harmonics=48,
         in_phase=True,
-        sharpening=0.35,
+        sharpening=0.4,
         causal=True,
     ),
     speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4, memory_taps=5, attention_reach=6),
