@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,19 +17,20 @@ pytest.importorskip("llvmlite")
 from backends.cpu.rendered import mel_of, noise, rms_error, samples_of, voice_for
 from backends.int8_reference import ReferenceInt8Linear
 
-from nightingale.backends.cpu import capabilities
+from nightingale.backends.cpu import capabilities, int8_layers, int8_networks
+from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear
 from nightingale.backends.cpu.int8_networks import (
-    CONTEXT,
-    FusedSnake,
     Int8Attend,
-    Int8Conv1d,
-    Int8Linear,
+    Int8ResnetBlock,
     Int8TransformerBlock,
     int8_flow,
 )
 from nightingale.backends.cpu.kernels import flow_attention
+from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
+from nightingale.backends.cpu.kernels.render_operations import emit_render_module
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
-from nightingale.backends.cpu.kernels.target import detect_target
+from nightingale.backends.cpu.kernels.target import AVX512, Target, detect_target
+from nightingale.backends.cpu.kernels.thread_pool import ThreadPool
 from nightingale.backends.cpu.winograd_networks import (
     Int8ResBlock,
     WinogradConv1d,
@@ -41,7 +43,7 @@ from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.models.chatterbox.hift.generator import Hift, ResBlock, Snake
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, TransformerBlock
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, ResnetBlock, TransformerBlock
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
 from nightingale.models.layers.streaming_state import StreamingState
@@ -274,6 +276,42 @@ def test_a_whole_int8_flow_is_close_to_float32(meanflow: bool) -> None:
     exact, rounded = (render_mel(net, ids, voice, seed=1) for net in (plain, int8_flow(plain)))
     assert 0 < rms_error(rounded, exact) < 0.02
     assert torch.equal(render_mel(int8_flow(plain), ids, voice, seed=1), rounded)
+
+
+@pytest.mark.parametrize("frames", [5, 16, 37])
+def test_a_residual_block_with_norms_and_sums_in_its_convolutions(frames: int) -> None:
+    plain = ResnetBlock(32, 16, 24).requires_grad_(False)
+    for conv_block in (plain.block1, plain.block2):
+        norm = conv_block.block["2"]
+        norm.weight.copy_(noise(16)), norm.bias.copy_(noise(16))
+    x, time = noise(2, 32, frames), noise(2, 24)
+    exact, rounded = plain(x, time), Int8ResnetBlock(copy.deepcopy(plain))(x, time)
+    assert 0 < rms_error(rounded, exact) < 0.02
+
+
+def test_larger_tiles_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What AVX-512 computes at once, with the instructions of this machine."""
+    q, k, v = (noise(1, 2, 70, 64) for _ in range(3))
+    x, conv = noise(1, 32, 45), Int8Conv1d(same_conv(32, 8, 3, dilation=2, causal=True))
+
+    def results() -> tuple[Tensor, Tensor]:
+        return Int8Attend()(q, k, v, None), conv(x)
+
+    small = results()
+    assert not isinstance(found, str)
+    wide = replace(found, attention_tiles=AVX512.attention_tiles, conv_columns=AVX512.conv_columns)
+    fresh = int8_layers.KernelContext()
+    monkeypatch.setattr(int8_layers, "host_target", lambda: wide)
+    monkeypatch.setattr(fresh, "_pools", {torch.get_num_threads(): pool_of(wide)})
+    for module in (int8_layers, int8_networks):
+        monkeypatch.setattr(module, "CONTEXT", fresh)
+    assert all(torch.equal(a, b) for a, b in zip(small, results(), strict=True))
+
+
+def pool_of(target: Target) -> ThreadPool:
+    module, machine = compile_module(emit_render_module(target), target)
+    compiled = CompiledModule(machine.emit_object(module), target)
+    return ThreadPool(compiled, torch.get_num_threads(), max_ops=int8_layers.MAX_OPERATIONS)
 
 
 def test_the_original_networks_are_not_changed(flow: Flow, hift: Hift) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("llvmlite")
 from backends.cpu.rendered import noise, rms_error, samples_of
 
 from nightingale.backends.cpu import capabilities
-from nightingale.backends.cpu.int8_networks import FusedSnake
+from nightingale.backends.cpu.int8_layers import FusedSnake
 from nightingale.backends.cpu.kernels.target import detect_target
 from nightingale.backends.cpu.kernels.winograd_conv1d import transforms
 from nightingale.backends.cpu.winograd_networks import WinogradConv1d, WinogradResBlock, winograd_vocoder

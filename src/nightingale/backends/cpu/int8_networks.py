@@ -1,265 +1,99 @@
-"""The flow with int8 layers, for CPUs with int8 dot products but without bf16 instructions.
+"""The flow with int8 layers, for CPUs with int8 dot products.
 
 Quantized are the linear layers of the token encoder and of the estimator, the convolutions, and the logits of
-the estimator's attention. Everything between them stays in float32. Each module here takes the place of a
-torch module and calls one or two operations of kernels/render_operations.py.
+the estimator's attention. Everything between them stays in float32.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import threading
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import Net, with_parts
-from nightingale.backends.cpu.int8_layout import tile_weight
-from nightingale.backends.cpu.kernels import flow_attention, int8_conv1d, render_operations
+from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear
+from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
-from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
-from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
-from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
-from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, RenderOpcode, SnakeOp
-from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
-from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
-from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
-from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
-from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
+from nightingale.backends.cpu.kernels.norm_mish import NormMishOp
+from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
+from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
+from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.models.chatterbox.hift.generator import Snake
-from nightingale.models.chatterbox.s3gen.estimator import HEAD_WIDTH, AttentionProduct, TransformerBlock
+from nightingale.models.chatterbox.s3gen.estimator import (
+    HEAD_WIDTH,
+    AttentionProduct,
+    ConvBlock,
+    ResnetBlock,
+    TransformerBlock,
+    mish,
+)
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
 from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import release_pages
 
-CONV_BLOCK: Final = 256
-"""Channels that share a scale in a convolution, if there are so many."""
-MAX_OPERATIONS: Final = 3
-"""Operations of one call of the pool."""
 
+class Int8ConvBlock(ConvBlock):
+    """A convolution, and its norm and Mish in one pass over memory; torch computes these of few columns."""
 
-@cache
-def compiled_layers() -> CompiledModule:
-    """Return the operations of all layers as machine code."""
-    emit = partial(render_operations.emit_render_module, host_target())
-    return compile_cached(emit, host_target(), name="render")
-
-
-class KernelContext(threading.local):
-    """The thread pools and the buffer of a thread that calls layers; each thread has its own."""
-
-    def __init__(self) -> None:
-        self._pools: dict[int, ThreadPool] = {}
-        self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
-        self._floats: dict[str, Tensor] = {}
-
-    def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
-        """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
-        self.run_all([(opcode, args) for opcode in opcodes], thread_bytes=thread_bytes)
-
-    def run_all(
-        self, operations: Sequence[tuple[RenderOpcode, Mapping[Any, Any]]], *, thread_bytes: int
-    ) -> None:
-        """Run operations in their order."""
-        threads = torch.get_num_threads()
-        if threads not in self._pools:
-            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=MAX_OPERATIONS)
-        pool = self._pools[threads]
-        pool.reserve_scratch(thread_bytes)
-        pool.set_operations(*operations)
-        pool.run()
-
-    def buffer(self, size: int) -> int:
-        """Return the address of `size` bytes, which are free until this thread's next call."""
-        if self._buffer.nbytes < size:
-            self._buffer = np.empty(2 * size, np.int8)
-        return address_of(self._buffer)
-
-    def floats(self, name: str, *shape: int) -> Tensor:
-        """Return memory that lasts until this thread asks for the same name: new memory costs page faults."""
-        size = math.prod(shape)
-        if name not in self._floats or self._floats[name].numel() < size:
-            self._floats[name] = torch.empty(size)
-        return self._floats[name][:size].view(shape)
-
-
-CONTEXT = KernelContext()
-
-
-class Int8Linear(nn.Module):
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.block = max(block for block in LINEAR_OPCODES if plain.in_features % block == 0)
-        quantized = quantize_weights([plain.weight.detach()], block=self.block)
-        codes, scales = tile_weight(quantized, signed=host_target().signed_weights)
-        bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
-        for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
-            self.register_buffer(name, value)
-        release_pages(plain.weight)
+    def __init__(self, plain: ConvBlock) -> None:
+        nn.Module.__init__(self)
+        self.block = nn.ModuleDict({"0": Int8Conv1d(plain.block["0"]), "2": plain.block["2"]})  # type: ignore[arg-type]
 
     @staticmethod
-    def fits(layer: nn.Module) -> bool:
-        if not isinstance(layer, nn.Linear) or layer.out_features % GROUP_OUTPUTS:
-            return False
-        return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
+    def fits(block: nn.Module) -> bool:
+        return isinstance(block, ConvBlock) and Int8Conv1d.fits(block.block["0"])
 
-    @property
-    def thread_bytes(self) -> int:
-        return linear_scratch_bytes(self.in_features, self.block)
-
-    def operation(
-        self,
-        rows: Tensor,
-        out: Tensor,
-        *,
-        norm: nn.LayerNorm | None = None,
-        epilogue: RowsEpilogue = RowsEpilogue.STORE,
-    ) -> tuple[RenderOpcode, dict[Any, Any]]:
-        """Return the operation that writes rows (rows, inputs) through this layer to out (rows, outputs)."""
-        op = RowsLinearOp
-        args: dict[Any, Any] = {
-            op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
-            op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
-            op.HAS_NORM: int(norm is not None), op.EPILOGUE: int(epilogue),
-        }  # fmt: skip
-        if norm is not None:
-            args |= {op.NORM_WEIGHT: norm.weight, op.NORM_BIAS: norm.bias}
-        return LINEAR_OPCODES[self.block], args
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features).contiguous()
-        out = x.new_empty(len(rows), self.out_features)
-        CONTEXT.run_all([self.operation(rows, out)], thread_bytes=self.thread_bytes)
-        return out.view(*x.shape[:-1], self.out_features)
-
-
-class FusedConv1d(CustomConv1d):
-    """A convolution with the activation before it, and the sum with a residual after it."""
-
-    def convolve_unpadded(self, x: Tensor) -> Tensor:
-        return self.run(x, left=0, columns=x.shape[-1] - self.span)
-
-    @property
-    def span(self) -> int:
-        return (self.kernel_size[0] - 1) * self.dilation[0]
-
-    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
-        return super().forward(x, state) if state is not None else self.same(x)
-
-    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
-        """Apply `snake`, convolve with padding, and add a contiguous residual."""
-        columns = x.shape[-1] + self.left + self.right - self.span
-        return self.run(x, left=self.left, columns=columns, snake=snake, residual=residual)
-
-    @abstractmethod
-    def run(
+    def forward(
         self,
         x: Tensor,
+        state: StreamingState | None = None,
         *,
-        left: int,
-        columns: int,
-        snake: FusedSnake | None = None,
+        added: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return `columns` outputs; the first one reads `left` zeros before x."""
-
-
-class Int8Conv1d(FusedConv1d):
-    def __init__(self, plain: nn.Conv1d) -> None:
-        super().__init__(plain)
-        inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self.block = CONV_BLOCK if inputs % CONV_BLOCK == 0 else block_size_for(inputs)
-        codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
-        by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
-        grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
-        corrections = (codes.sum(-1) * -ZERO_POINT).to(torch.int32)
-        buffers = {
-            "codes": grouped.permute(0, 2, 3, 4, 1, 5),
-            "scales": scales.view(by_output).permute(0, 2, 3, 1),
-            "corrections": corrections.view(by_output).permute(0, 2, 3, 1),
-            "bias": torch.zeros(outputs) if plain.bias is None else plain.bias.detach(),
-        }
-        for name, value in buffers.items():
-            self.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
-        release_pages(plain.weight)
-
-    @staticmethod
-    def fits(layer: nn.Module) -> bool:
-        if not supports_tap_products(layer) or isinstance(layer, CustomConv1d):
-            return False
-        return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
-
-    def run(
-        self,
-        x: Tensor,
-        *,
-        left: int,
-        columns: int,
-        snake: FusedSnake | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        if x.stride(2) != 1:
-            x = x.contiguous()
-        (batch, channels, _), op = x.shape, Conv1dOp
-        # At least one tile of columns; those beyond `columns` are dropped.
-        computed = max(host_target().conv_columns, columns)
-        length = int8_conv1d.padded_length(computed + self.span)
-        if residual is not None and computed > columns:
-            residual = nn.functional.pad(residual, (0, computed - columns))
-        out = x.new_empty(batch, self.out_channels, computed)
-        codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
+        """Return the block's output plus `added` (batch, channels) and a residual of the output's shape."""
+        convolved, norm, op = self.block["0"](x, state), self.block["2"], NormMishOp
+        batch, channels, columns = convolved.shape
+        if columns < LANES:
+            y = mish(norm(convolved.transpose(1, 2)).transpose(1, 2))
+            y = y if added is None else y + added[..., None]
+            return y if residual is None else y + residual
+        out = x.new_empty(batch, channels, columns)
+        added = x.new_zeros(batch, channels) if added is None else added.contiguous()
+        residual = None if residual is None else residual.contiguous()
         args: dict[Any, Any] = {
-            op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
-            op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias,
-            op.X_STRIDE: x.stride(1), op.INPUT_COLUMNS: x.shape[2], op.LEFT: left, op.LENGTH: length,
-            op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: computed,
-            op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
-            op.HAS_SNAKE: int(snake is not None), op.HAS_RESIDUAL: int(residual is not None),
+            op.WEIGHT: norm.weight, op.BIAS: norm.bias, op.CHANNELS: channels, op.X_STRIDE: convolved.stride(1),
+            op.COLUMNS: columns, op.HAS_RESIDUAL: int(residual is not None),
         }  # fmt: skip
-        if snake is not None:
-            args |= {op.ALPHA: snake.alpha, op.INVERSE_ALPHA: snake.inverse}
-        for number, (row, result) in enumerate(zip(x, out, strict=True)):
-            args |= {op.X: row, op.OUT: result}
+        for number in range(batch):
+            args |= {op.X: convolved[number], op.OUT: out[number], op.ADDED: added[number]}
             if residual is not None:
                 args[op.RESIDUAL] = residual[number]
-            operations = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
-            CONTEXT.run(args, *operations, thread_bytes=int8_conv1d.scratch_bytes(channels))
-        return out[..., :columns]
-
-
-class FusedSnake(Snake):
-    """Snake in float32, in one pass over memory."""
-
-    def __init__(self, plain: Snake) -> None:
-        nn.Module.__init__(self)
-        self.alpha = plain.alpha
-        self.register_buffer("inverse", (plain.alpha.detach() + 1e-9).reciprocal())
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self.write(x, out)
+            CONTEXT.run(args, RenderOpcode.NORM_MISH)
         return out
 
-    def write(self, x: Tensor, out: Tensor) -> None:
-        if x.stride(2) != 1 or out.stride(2) != 1:
-            super().write(x, out)
-            return
-        op = SnakeOp
-        args = {
-            op.ALPHA: self.alpha, op.INVERSE_ALPHA: self.inverse, op.CHANNELS: x.shape[1],
-            op.COLUMNS: x.shape[2], op.X_STRIDE: x.stride(1), op.OUT_STRIDE: out.stride(1),
-        }  # fmt: skip
-        for row, result in zip(x, out, strict=True):
-            CONTEXT.run(args | {op.X: row, op.OUT: result}, RenderOpcode.SNAKE)
+
+class Int8ResnetBlock(ResnetBlock):
+    """A residual block of the estimator, whose sums are part of its convolution blocks."""
+
+    def __init__(self, plain: ResnetBlock) -> None:
+        nn.Module.__init__(self)
+        self.mlp, self.res_conv = plain.mlp, Int8Conv1d(plain.res_conv)
+        self.block1, self.block2 = Int8ConvBlock(plain.block1), Int8ConvBlock(plain.block2)
+
+    @staticmethod
+    def fits(block: nn.Module) -> bool:
+        if not isinstance(block, ResnetBlock) or isinstance(block, Int8ResnetBlock):
+            return False
+        convs = block.block1, block.block2
+        return Int8Conv1d.fits(block.res_conv) and all(Int8ConvBlock.fits(conv) for conv in convs)
+
+    def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
+        h = self.block1(x, state, added=self.mlp["1"](mish(time)))
+        return self.block2(h, state, residual=self.res_conv(x))
 
 
 class Int8Attend(AttentionProduct):
@@ -340,6 +174,10 @@ class Int8TransformerBlock(TransformerBlock):
         return rows.view(batch, frames, width)
 
 
+WHOLE_BLOCKS: Final = (Int8TransformerBlock, Int8ResnetBlock, Int8ConvBlock)
+"""Blocks that are replaced with all of their layers, the largest first."""
+
+
 def int8_flow(plain: Flow) -> Flow:
     """Return a flow with int8 layers that shares everything else."""
     estimator = plain.decoder["estimator"]
@@ -360,8 +198,8 @@ def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
             copies[id(layer)] = Int8Linear(layer)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
             copies[id(layer)] = Int8Conv1d(layer)  # type: ignore[arg-type]
-        elif Int8TransformerBlock.fits(layer):
-            copies[id(layer)] = Int8TransformerBlock(layer)  # type: ignore[arg-type]
+        elif whole := next((block for block in WHOLE_BLOCKS if block.fits(layer)), None):
+            copies[id(layer)] = whole(layer)  # type: ignore[arg-type]
             kept |= {id(inner) for inner in layer.modules()}
         elif isinstance(layer, AttentionProduct):
             copies[id(layer)] = Int8Attend()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import with_parts
-from nightingale.backends.cpu.int8_networks import CONTEXT, FusedConv1d, FusedSnake, Int8Conv1d
+from nightingale.backends.cpu.int8_layers import CONTEXT, FusedConv1d, FusedSnake, Int8Conv1d
 from nightingale.backends.cpu.kernels import winograd_conv1d
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
 from nightingale.backends.cpu.kernels.winograd_conv1d import (

@@ -1,12 +1,12 @@
-"""The operations of the flow and the vocoder: convolution, Snake, attention and linear layers in one module.
+"""The operations of the flow and the vocoder: convolution, norms, Snake, attention and linear layers in one module.
 
-Convolutions, attention and linear layers have files of their own (int8_conv1d.py, winograd_conv1d.py,
-flow_attention.py, rows_linear.py); here is
+All but one have files of their own (int8_conv1d.py, winograd_conv1d.py, norm_mish.py, flow_attention.py,
+rows_linear.py); here is
 
     snake    (channels, columns): y = x + sin²(αx) / α in one pass over memory, where torch takes five.
              Threads divide the channels.
 
-A layer of a network is one or two operations (backends/cpu/int8_networks.py).
+A layer of a network is one or two operations (backends/cpu/int8_layers.py, int8_networks.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from llvmlite import ir
 from nightingale.backends.cpu.kernels.flow_attention import emit_flow_attention, emit_pack_keys
 from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Value
+from nightingale.backends.cpu.kernels.norm_mish import emit_norm_mish
 from nightingale.backends.cpu.kernels.rows_linear import emit_rows_linear
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
@@ -39,6 +40,7 @@ class RenderOpcode(IntEnum):
     LINEAR_64 = 6
     WINOGRAD_CONV1D = 7
     LINEAR_256 = 8
+    NORM_MISH = 9
 
 
 LINEAR_OPCODES: Final = {
@@ -64,6 +66,7 @@ def emit_render_module(target: Target) -> ir.Module:
         RenderOpcode.PACK_KEYS: emit_pack_keys(module, target),
         RenderOpcode.ATTENTION: emit_flow_attention(module, target),
         RenderOpcode.WINOGRAD_CONV1D: emit_winograd_conv1d(module, target),
+        RenderOpcode.NORM_MISH: emit_norm_mish(module),
     }
     for block, opcode in LINEAR_OPCODES.items():
         operations[opcode] = emit_rows_linear(module, target, block)

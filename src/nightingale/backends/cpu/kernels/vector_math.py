@@ -72,6 +72,13 @@ def emit_sigmoid(x: Value) -> Value:
     return x.splat(1.0) / (emit_exp(-x) + 1.0)
 
 
+def emit_mish(x: Value) -> Value:
+    """Return x·tanh(ln(1 + eˣ)), as x·n/(n + 2) with n = eˣ·(eˣ + 2); from 20 on it is x."""
+    e = emit_exp(x.min(20.0))
+    n = e * (e + 2.0)
+    return x * n / (n + 2.0)
+
+
 def emit_gelu(x: Value) -> Value:
     """Return GELU in its tanh approximation; (1 + tanh y) / 2 is sigmoid(2y)."""
     y = (x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)
