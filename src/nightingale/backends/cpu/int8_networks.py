@@ -93,7 +93,8 @@ class Int8ResnetBlock(ResnetBlock):
 
     def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
         h = self.block1(x, state, added=self.mlp["1"](mish(time)))
-        return self.block2(h, state, residual=self.res_conv(x))
+        result: Tensor = self.block2(h, state, residual=self.res_conv(x))
+        return result
 
 
 class Int8Attend(AttentionProduct):
