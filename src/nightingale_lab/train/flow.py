@@ -5,8 +5,8 @@
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
-   the speaker of another clip, and their speaker is judged (mel_speaker.py), and their mean pitch if there is a
-   vocoder with a pitch predictor. A discriminator can keep the mels from
+   the speaker of another clip. Their speaker is judged (mel_speaker.py), their tokens (mel_content.py), and their
+   mean pitch if there is a vocoder with a pitch predictor. A discriminator can keep the mels from
    becoming flat (mel_discriminator.py): for some minutes, then its artifacts outweigh (dev/LOG.md).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and

@@ -17,6 +17,7 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
+from nightingale_lab.train.mel_content import MelContent
 from nightingale_lab.train.mel_discriminator import MelDiscriminator, balanced
 from nightingale_lab.train.mel_speaker import NOISE, RATE, MelSpeakerEncoder, bands_below, distance
 from nightingale_lab.train.resample import To16k
@@ -46,7 +47,7 @@ def nearby(speaker: Tensor) -> Tensor:
     return F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
 
 
-LOSSES = ("first", "second", "speaker", "pitch", "judge", "adversarial", "discriminator")
+LOSSES = ("first", "second", "speaker", "pitch", "content", "judge", "adversarial", "discriminator")
 """Names of the losses that are logged."""
 
 
@@ -95,11 +96,13 @@ class FlowTraining:
             self.discriminator_optimizer = Optimizer(self.discriminator.parameters())
         self.judge = MelSpeakerEncoder(teacher.to(device)).to(device)
         self.voice_mel, self.to16k = teacher.mel, To16k().to(device)
-        self.judge_optimizer = Optimizer(self.judge.parameters(), betas=(0.9, 0.98))
+        self.below_limit = bands_below().to(device)[None, :, None]
+        self.content = MelContent(self.below_limit).to(device)
+        judges = [*self.judge.parameters(), *self.content.parameters()]
+        self.judge_optimizer = Optimizer(judges, betas=(0.9, 0.98))
         self.pitch = None if pitch is None else pitch.to(device).requires_grad_(False)
         self.consistency = torch.zeros((), device=device)
-        """Loss weight of the speaker and the pitch of swapped rows."""
-        self.below_limit = bands_below().to(device)[None, :, None]
+        """Loss weight of the speaker, the pitch and the tokens of swapped rows."""
         self.validation_batch: dict[str, Tensor] | None = None
         if out.any():
             with torch.no_grad():
@@ -210,12 +213,12 @@ class FlowTraining:
             ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
             for predicted in (prior, first, mel)
         )
-        speaker_loss, pitch_loss = self._swapped_losses(b)
+        swapped_losses = self._swapped_losses(b)
         whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss
-        whole = whole + self.consistency * (speaker_loss + pitch_loss)
+        whole = whole + self.consistency * torch.stack(swapped_losses).sum()
         if self.discriminator is None:
             self.optimizer.step(whole)
-            self._note(first_loss, loss, speaker_loss, pitch_loss, self._train_judge(b))
+            self._note(first_loss, loss, *swapped_losses, self._train_judge(b))
         else:
             counted = (b["share"] > 0).float()  # neither padding nor bands that a recording lacks
             judged = b["mel"] * counted, mel * counted, prior.detach() * counted
@@ -224,7 +227,7 @@ class FlowTraining:
             discriminator_loss = self.discriminator.loss(*(each.detach() for each in judged))
             self.discriminator_optimizer.step(discriminator_loss)
             judge_loss, against = self._train_judge(b), (adversarial_loss, discriminator_loss)
-            self._note(first_loss, loss, speaker_loss, pitch_loss, judge_loss, *against)
+            self._note(first_loss, loss, *swapped_losses, judge_loss, *against)
         self.ema.update()
 
     def _note(self, *losses: Tensor) -> None:
@@ -255,15 +258,17 @@ class FlowTraining:
         judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
         return result, cond, judged
 
-    def _swapped_losses(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the distances of the speakers of swapped rows, and of their pitch, from the requested ones."""
+    def _swapped_losses(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return how far the speakers of swapped rows, their pitch, and their tokens are from the requested ones."""
         rows, cond, judged = self.swapped(b)
         with torch.autocast(self.device.type, torch.bfloat16):
             _, _, mel = self._two_steps(rows, cond)
-            found = self.judge(mel + NOISE * torch.randn_like(mel), judged)
+            noisy = mel + NOISE * torch.randn_like(mel)
+            found = self.judge(noisy, judged)
+            content_loss = self.content.loss(noisy, rows["ids"], judged[:, ::2])
         speaker_loss = distance(found, rows["wanted"])
         if self.pitch is None:
-            return speaker_loss, torch.zeros_like(speaker_loss.detach())
+            return speaker_loss, torch.zeros_like(speaker_loss.detach()), content_loss
         by = slice(self.batch - self.few, self.batch)
         with torch.no_grad():
             own, known = self._log_pitch(b["mel"][by], b["valid"][by].repeat_interleave(2, dim=1))
@@ -271,7 +276,8 @@ class FlowTraining:
             wanted = torch.lerp(own, own.roll(1, 0), rows["blend"][:, 0])
         log_pitch, enough = self._log_pitch(mel, judged)
         counted = (enough & known & known.roll(1, 0)).float()
-        return speaker_loss, ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
+        pitch_loss = ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
+        return speaker_loss, pitch_loss, content_loss
 
     def _log_pitch(self, mel: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean logarithm of the pitch of each row of normalized mels, and whether enough of it is voiced."""
@@ -283,13 +289,14 @@ class FlowTraining:
         return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
-        """Train the speaker encoder on recorded mels; return its loss."""
-        mel, valid, audio = (b[name][: self.few] for name in ("mel", "valid", "audio"))
+        """Train the networks that judge swapped rows on recorded mels; return their loss."""
+        mel, valid, audio, ids = (b[name][: self.few] for name in ("mel", "valid", "audio", "ids"))
         noise = NOISE * torch.rand(self.few, 1, 1, device=self.device) * torch.randn_like(mel)
         with torch.no_grad():
             power = self.voice_mel(self.to16k(audio))[:, : RATE * mel.shape[2]]
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.judge.loss(mel + noise, valid.repeat_interleave(2, dim=1), power)
+            loss = loss + self.content.loss(mel + noise, ids, valid)
         self.judge_optimizer.step(loss)
         return loss
 
@@ -324,6 +331,7 @@ class FlowTraining:
             "optimizer": self.optimizer.state_dict(),
             "ema": self.ema.average,
             "judge": self.judge.state_dict(),
+            "content": self.content.state_dict(),
             "judge_optimizer": self.judge_optimizer.state_dict(),
             "refining": self.refining,
         }
@@ -338,6 +346,7 @@ class FlowTraining:
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load(state["ema"])
         self.judge.load_state_dict(state["judge"])
+        self.content.load_state_dict(state["content"])
         self.judge_optimizer.load_state_dict(state["judge_optimizer"])
         if self.discriminator is not None:
             self.discriminator.load_state_dict(state["discriminator"])
