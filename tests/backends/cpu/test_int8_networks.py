@@ -290,7 +290,7 @@ def test_a_residual_block_with_norms_and_sums_in_its_convolutions(frames: int) -
 
 
 def test_larger_tiles_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What AVX-512 computes at once, with the instructions of this machine."""
+    """Tiles of the size of AVX-512, with the instructions of this machine."""
     q, k, v = (noise(1, 2, 70, 64) for _ in range(3))
     x, conv = noise(1, 32, 45), Int8Conv1d(same_conv(32, 8, 3, dilation=2, causal=True))
 

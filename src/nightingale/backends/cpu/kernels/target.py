@@ -37,7 +37,7 @@ class Isa(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTiles:
-    """How much of the flow's attention is computed at once: as much as there are registers for its sums."""
+    """Parts of the flow's attention that are computed at once: as many as there are registers for their sums."""
 
     keys: int = 1
     """Groups of 16 keys, for four queries."""
