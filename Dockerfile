@@ -7,8 +7,9 @@
 # torch contains the CUDA libraries, so all variants use the same small base image; the host provides the driver.
 # ffmpeg is not needed, because PyAV contains its libraries.
 
-# The Python version of constraints.txt.
-FROM python:3.11-slim AS build
+# The Python version of constraints.txt. `make image-lock` pins it by digest.
+ARG BASE=python:3.11-slim
+FROM ${BASE} AS build
 ARG TORCH=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/nightingale
@@ -29,7 +30,7 @@ COPY tools/wheel_docs.py ./tools/
 RUN extras=server,wyoming && if [ "$TORCH" != none ]; then extras=torch,$extras; fi \
  && pip install -c constraints.txt ".[$extras]"
 
-FROM python:3.11-slim
+FROM ${BASE}
 LABEL org.opencontainers.image.title="Nightingale" \
       org.opencontainers.image.description="Text to speech on your own machine, with OpenAI's audio API" \
       org.opencontainers.image.licenses="MIT"

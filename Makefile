@@ -29,7 +29,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test smoke walk nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock cluster executorch coreml audit release-check bench-check docs clean
+.PHONY: help say serve test smoke walk nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock image-lock cluster executorch coreml audit release-check bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ contract-lock: ## renew the versions that `make contract` installs (tests/contra
 	$(HOME_ASSISTANT_ENV)/bin/python $(CONTRACT_PIP) -r $(CONTRACT)/home_assistant.in
 	$(CONTRACT_ENV)/bin/python tools/lock_versions.py > $(CONTRACT)/clients.lock
 	$(HOME_ASSISTANT_ENV)/bin/python tools/lock_versions.py > $(CONTRACT)/home_assistant.lock
+
+image-lock: ## pin the images that the Dockerfile and compose.yaml start from, by digest (needs docker)
+	$(PYTHON) tools/pin_images.py
 
 cluster: ## try replicas, faults and batches on a real Ray, in an environment of its own (0.9 GB)
 	$(PYTHON) -m venv .venv-cluster

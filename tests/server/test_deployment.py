@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,28 @@ def test_image_runs_as_user_with_the_tested_python() -> None:
     assert re.search(r"^USER nightingale$", DOCKERFILE, re.MULTILINE)
     tested = re.search(r"\(Python ([\d.]+)\)", (ROOT / "constraints.txt").read_text())
     assert tested is not None
-    assert set(re.findall(r"^FROM python:([\d.]+)-slim", DOCKERFILE, re.MULTILINE)) == {tested[1]}
+    assert re.findall(r"^ARG BASE=python:([\d.]+)-slim", DOCKERFILE, re.MULTILINE) == [tested[1]]
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${BASE}"}
+
+
+def test_images_are_pinned_by_the_digest_that_docker_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("Dockerfile", "compose.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    digest = "sha256:" + 32 * "a7"
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text(f'#!/bin/sh\necho "$4" >> {tmp_path}/asked; echo {digest}\n', encoding="utf-8")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
+    for _ in range(2):  # again: a new digest takes the place of the old one
+        runpy.run_path(str(ROOT / "tools" / "pin_images.py"))["main"](tmp_path)
+    assert f"ARG BASE=python:3.11-slim@{digest}\n" in (tmp_path / "Dockerfile").read_text()
+    pinned = re.findall(r"image: (\S+)", (tmp_path / "compose.yaml").read_text())
+    assert pinned[0] == "nightingale:${TORCH:-cpu}"
+    assert pinned[1].endswith(f":main@{digest}")
+    assert len((tmp_path / "asked").read_text().split()) == 4
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
