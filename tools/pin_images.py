@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 FILES = {"Dockerfile": r"^ARG BASE=(\S+)", "compose.yaml": r"^ +image: ([\w.-]+/\S+)"}
-"""Files, and where they name an image of somebody else; those that we build have no slash."""
+"""Files, and where they name an image that is pulled; those that are built here have no slash."""
 
 
 def digest_of(image: str) -> str:
