@@ -129,9 +129,8 @@ def find_machine(backends: Sequence[Backend], device: str) -> Machine:
 def let_idle_threads_sleep() -> None:
     """Let the threads of PyTorch's OpenMP sleep between two products, on x86 and unless the user has set a policy.
 
-    By default they spin, on the cores that the CPU backend's own threads need: two cores of a Xeon took 1.52 s for
-    Nano's flow, and 0.88 s with this policy (dev/LOG.md). OpenMP reads it when PyTorch is imported. ARM showed no
-    difference.
+    By default they spin, on the cores that the CPU backend's own threads need (docs/internals/cpu-kernels.md). OpenMP
+    reads the policy when PyTorch is imported. ARM showed no difference.
     """
     if platform.machine().lower() in X86 and "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

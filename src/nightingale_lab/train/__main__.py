@@ -167,7 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
     flow.add_argument("--peak-lr", type=float)
     flow.add_argument(
-        "--adversarial", type=float, help="share of the adversarial loss's gradient; default: 0.5"
+        "--adversarial", type=float, help="share of the adversarial loss's gradient; default: none"
     )
     flow.add_argument("--pitch-from", type=Path, help="vocoder.safetensors, whose predictor judges pitch")
     flow.set_defaults(run=rendering_stages.run_flow)

@@ -7,7 +7,7 @@
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
    the speaker of another clip. Their speaker is judged (mel_speaker.py), their tokens (mel_content.py), and their
    mean pitch if there is a vocoder with a pitch predictor. A discriminator can keep the mels from
-   becoming flat (mel_discriminator.py): for some minutes, then its artifacts outweigh (dev/LOG.md).
+   becoming flat (mel_discriminator.py). It helped for some minutes; later its artifacts did more harm (dev/LOG.md).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
 for whole utterances.

@@ -157,21 +157,17 @@ class Value:
         mask = ir.Constant(ir.VectorType(I32, 2 * self.lanes), list(range(2 * self.lanes)))
         return self.wrap(self.function.builder.shuffle_vector(self.raw, other.raw, mask))
 
-    def _reduce(self, name: str, *start: Value) -> Value:
+    def _reduce(self, name: str, *start: Value, fastmath: tuple[str, ...] = ()) -> Value:
         name = f"llvm.vector.reduce.{name}.{self.type_suffix()}"
         # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.
-        flags = (
-            ("reassoc", *(NO_NAN if name.startswith("llvm.vector.reduce.fmax") else ()))
-            if self.is_float
-            else ()
-        )
+        flags = ("reassoc", *fastmath) if self.is_float else ()
         return self.function.intrinsic(name, self.element_type, [*start, self], fastmath=flags)
 
     def reduce_sum(self) -> Value:
         return self._reduce("fadd", self.function.const(-0.0, F32)) if self.is_float else self._reduce("add")
 
     def reduce_max(self) -> Value:
-        return self._reduce("fmax")
+        return self._reduce("fmax", fastmath=NO_NAN)
 
 
 class Variable:

@@ -13,12 +13,14 @@ the columns.
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
 from typing import Final
 
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.int8_gemm import NORM_EPSILON
-from nightingale.backends.cpu.kernels.llvm_builder import F32, I64
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Value, Variable
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_mish
 
@@ -48,13 +50,13 @@ def emit_norm_mish(module: ir.Module) -> Operation:
         with f.loop(op.channels, step=CHANNELS_AT_ONCE) as channel:
             for number, total in enumerate(sums):
                 total.value += x.load_vector((channel + number) * op.x_stride, LANES)
-        mean = (sums[0].value + sums[1].value + sums[2].value + sums[3].value) / count
+        mean = _total(sums) / count
         squares = [f.variable(f.zeros(F32, LANES)) for _ in numbers]
         with f.loop(op.channels, step=CHANNELS_AT_ONCE) as channel:
             for number, total in enumerate(squares):
                 centered = x.load_vector((channel + number) * op.x_stride, LANES) - mean
                 total.value = centered.fma(centered, total.value)
-        variance = (squares[0].value + squares[1].value + squares[2].value + squares[3].value) / count
+        variance = _total(squares) / count
         scale = mean.splat(1.0) / (variance + NORM_EPSILON).sqrt()
         with f.loop(op.channels, step=CHANNELS_AT_ONCE) as first:
             for number in numbers:
@@ -66,3 +68,7 @@ def emit_norm_mish(module: ir.Module) -> Operation:
             at = channel * op.columns
             out[at] = out.load_vector(at, LANES) + residual.load_vector(at, LANES)
     return f.ret()
+
+
+def _total(variables: list[Variable]) -> Value:
+    return reduce(operator.add, (variable.value for variable in variables))
