@@ -5,8 +5,8 @@
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
-   the speaker of another clip. Their speaker is judged (mel_speaker.py), their tokens (mel_content.py), and their
-   mean pitch if there is a vocoder with a pitch predictor. A discriminator can keep the mels from
+   the speaker of another clip. Their speaker is judged (mel_speaker.py), and their mean pitch if there is a
+   vocoder with a pitch predictor; the phonemes of all rows are compared (mel_content.py). A discriminator can keep the mels from
    becoming flat (mel_discriminator.py). It helped for some minutes; later its artifacts did more harm (dev/LOG.md).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
@@ -49,7 +49,7 @@ from nightingale_lab.train.loop import (
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
 CONSISTENCY = 0.3
-"""Loss weight of the speaker of rows with another clip's speaker."""
+"""Loss weight of the speaker of rows with another clip's speaker, and of phonemes."""
 CONSISTENCY_FROM = 0.12
 """Share of the refining before that loss begins, while its judge learns; it has its full weight after twice as long."""
 ADVERSARIAL_FROM = 0.08

@@ -80,7 +80,7 @@ class FlowTraining:
         """Rows whose speaker is judged, in each step."""
         out = corpus.held_out
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
-        self.tokens = tokens.to(device)
+        self.tokens, self.phones = tokens.to(device), torch.from_numpy(corpus.phones).to(device)
         self.audio = torch.from_numpy(corpus.bank.audio).to(device)
         self.flow_mel = FlowMel().to(device)
         self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
@@ -102,7 +102,7 @@ class FlowTraining:
         self.judge_optimizer = Optimizer(judges, betas=(0.9, 0.98))
         self.pitch = None if pitch is None else pitch.to(device).requires_grad_(False)
         self.consistency = torch.zeros((), device=device)
-        """Loss weight of the speaker, the pitch and the tokens of swapped rows."""
+        """Loss weight of the speaker and the pitch of swapped rows, and of the phonemes of all rows."""
         self.validation_batch: dict[str, Tensor] | None = None
         if out.any():
             with torch.no_grad():
@@ -141,6 +141,7 @@ class FlowTraining:
         given = torch.where(dull[:, None, None] & (self.below_limit == 0), floor, mel)
         return {
             "ids": windows.gather(self.tokens, start, real, per_token=1).long(),
+            "phones": windows.gather(self.phones, start, real, per_token=2).long(),
             "valid": valid,
             "blocks": blocks,
             "mel": mel * frame_valid[:, None],
@@ -213,12 +214,12 @@ class FlowTraining:
             ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
             for predicted in (prior, first, mel)
         )
-        swapped_losses = self._swapped_losses(b)
+        judged_losses = self._judged_losses(b, mel)
         whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss
-        whole = whole + self.consistency * torch.stack(swapped_losses).sum()
+        whole = whole + self.consistency * torch.stack(judged_losses).sum()
         if self.discriminator is None:
             self.optimizer.step(whole)
-            self._note(first_loss, loss, *swapped_losses, self._train_judge(b))
+            self._note(first_loss, loss, *judged_losses, self._train_judge(b))
         else:
             counted = (b["share"] > 0).float()  # neither padding nor bands that a recording lacks
             judged = b["mel"] * counted, mel * counted, prior.detach() * counted
@@ -227,15 +228,17 @@ class FlowTraining:
             discriminator_loss = self.discriminator.loss(*(each.detach() for each in judged))
             self.discriminator_optimizer.step(discriminator_loss)
             judge_loss, against = self._train_judge(b), (adversarial_loss, discriminator_loss)
-            self._note(first_loss, loss, *swapped_losses, judge_loss, *against)
+            self._note(first_loss, loss, *judged_losses, judge_loss, *against)
         self.ema.update()
 
     def _note(self, *losses: Tensor) -> None:
         """Update the running means of the first losses."""
         self.losses[: len(losses)].lerp_(torch.stack([each.detach() for each in losses]), 0.05)
 
-    def swapped(self, b: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def swapped(self, b: dict[str, Tensor], phonemes: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return rows with the tokens of some clips and the speakers of others, their cond, and the frames to judge.
+
+        phonemes: (batch, frames, phonemes), logits that go with the tokens.
 
         Half of them begin with tokens and mel of the speaker, as a clone does.
         """
@@ -253,27 +256,36 @@ class FlowTraining:
         for name in ("ids", "valid"):
             mixed = torch.cat([b[name][by, :half], b[name][spoken, :half]], dim=1)
             result[name] = torch.where(prompted, mixed, b[name][spoken])
+        later = phonemes[spoken].roll(2 * half, 1)  # the first half of the clip is in the second half of the row
+        result["phonemes"] = torch.where(prompted[:, None], later, phonemes[spoken])
         prompt = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None] < 2 * half
         cond = b["given"][by] * (prompt & prompted)[:, None]
         judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
         return result, cond, judged
 
-    def _swapped_losses(self, b: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return how far the speakers of swapped rows, their pitch, and their tokens are from the requested ones."""
-        rows, cond, judged = self.swapped(b)
+    def _judged_losses(self, b: dict[str, Tensor], own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return how far the speakers of swapped rows and their pitch are from the requested ones, and all phonemes.
+
+        own: the mels of the batch in their own voices.
+        """
         with torch.autocast(self.device.type, torch.bfloat16):
+            with torch.no_grad():
+                phonemes = self.content(b["mel"])
+            rows, cond, judged = self.swapped(b, phonemes)
             _, _, mel = self._two_steps(rows, cond)
-            noisy = mel + NOISE * torch.randn_like(mel)
+            noisy, noisy_own = (each + NOISE * torch.randn_like(each) for each in (mel, own))
             found = self.judge(noisy, judged)
-            content_loss = self.content.loss(noisy, rows["ids"], judged[:, ::2])
+            valid = b["valid"].repeat_interleave(2, dim=1)
+            content_loss = self.content.distance(noisy, rows["phonemes"], judged)
+            content_loss = (content_loss + self.content.distance(noisy_own, phonemes, valid)) / 2
         speaker_loss = distance(found, rows["wanted"])
         if self.pitch is None:
             return speaker_loss, torch.zeros_like(speaker_loss.detach()), content_loss
         by = slice(self.batch - self.few, self.batch)
         with torch.no_grad():
-            own, known = self._log_pitch(b["mel"][by], b["valid"][by].repeat_interleave(2, dim=1))
+            own_pitch, known = self._log_pitch(b["mel"][by], valid[by])
             # A speaker between two has a pitch between theirs.
-            wanted = torch.lerp(own, own.roll(1, 0), rows["blend"][:, 0])
+            wanted = torch.lerp(own_pitch, own_pitch.roll(1, 0), rows["blend"][:, 0])
         log_pitch, enough = self._log_pitch(mel, judged)
         counted = (enough & known & known.roll(1, 0)).float()
         pitch_loss = ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
@@ -289,14 +301,14 @@ class FlowTraining:
         return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
-        """Train the networks that judge swapped rows on recorded mels; return their loss."""
-        mel, valid, audio, ids = (b[name][: self.few] for name in ("mel", "valid", "audio", "ids"))
-        noise = NOISE * torch.rand(self.few, 1, 1, device=self.device) * torch.randn_like(mel)
+        """Train the networks that judge rendered mels on recorded ones; return their loss."""
+        noise = NOISE * torch.rand(self.batch, 1, 1, device=self.device) * torch.randn_like(b["mel"])
+        noisy, few = b["mel"] + noise, slice(0, self.few)
         with torch.no_grad():
-            power = self.voice_mel(self.to16k(audio))[:, : RATE * mel.shape[2]]
+            power = self.voice_mel(self.to16k(b["audio"][few]))[:, : RATE * noisy.shape[2]]
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = self.judge.loss(mel + noise, valid.repeat_interleave(2, dim=1), power)
-            loss = loss + self.content.loss(mel + noise, ids, valid)
+            loss = self.judge.loss(noisy[few], b["valid"][few].repeat_interleave(2, dim=1), power)
+            loss = loss + self.content.loss(noisy, b["phones"])
         self.judge_optimizer.step(loss)
         return loss
 

@@ -1,9 +1,10 @@
-"""The tokens of a mel, with which the flow is trained to keep the words when it renders them in another voice.
+"""The phonemes of a mel, with which the flow is trained to keep the words, in any voice.
 
 A part of each batch is rendered with the speaker of another clip (mel_speaker.py). If only the speaker and the pitch of
 these rows were judged, the flow could give up their words for them: one more word in twelve was lost when a recording
-was converted to another voice than when it was rendered in its own (dev/LOG.md). So the tokens must be found again in
-the rendered mel. A small network finds them; it learns from recordings, beside the flow, and is used in training only.
+was converted to another voice than when it was rendered in its own (dev/LOG.md). So phonemes must be found in the
+rendered mel as they are in the recorded one. A small network finds them; it learns from the teacher's alignment,
+beside the flow, and is used in training only.
 """
 
 from __future__ import annotations
@@ -11,40 +12,49 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS
 from nightingale.models.layers.mel_config import FLOW_MEL
-from nightingale_lab.train.code_init import code_digits
 
+PHONEMES = 178
+"""The size of Kokoro's vocabulary."""
+UNKNOWN = 0
+"""The phoneme of silence at a clip's ends, and of recordings without an alignment."""
 WIDTH, DILATIONS = 256, (1, 2, 4)
 
 
 class MelContent(nn.Module):
-    """Normalized mel (batch, bands, 2 · tokens) -> logits of the tokens' digits (batch, tokens, digits, levels)."""
+    """Normalized mel (batch, bands, frames) -> logits of its phonemes (batch, frames, phonemes)."""
 
     bands: Tensor
-    digits: Tensor
 
     def __init__(self, bands: Tensor, width: int = WIDTH) -> None:
         """bands: (1, bands, 1), 1 for those that every recording has."""
         super().__init__()
         self.register_buffer("bands", bands, persistent=False)
-        self.register_buffer("digits", code_digits() + 1, persistent=False)
-        self.first = nn.Conv1d(FLOW_MEL.bands, width, 6, stride=2, padding=2)
+        self.first = nn.Conv1d(FLOW_MEL.bands, width, 5, padding=2)
         self.blocks = nn.ModuleList(
             nn.Conv1d(width, width, 5, padding=2 * step, dilation=step) for step in DILATIONS
         )
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in DILATIONS)
-        self.last = nn.Conv1d(width, self.digits.shape[1] * FSQ_LEVELS, 1)
+        self.last = nn.Conv1d(width, PHONEMES, 1)
 
     def forward(self, mel: Tensor) -> Tensor:
         x = self.first(mel * self.bands)
         for conv, norm in zip(self.blocks, self.norms, strict=True):
             x = x + F.gelu(conv(norm(x)))
-        return self.last(F.gelu(x)).float().transpose(1, 2).unflatten(2, (-1, FSQ_LEVELS))
+        return self.last(F.gelu(x)).float().transpose(1, 2)
 
-    def loss(self, mel: Tensor, ids: Tensor, counted: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the digits of tokens (batch, tokens) where `counted` is true."""
-        logits, digits = self(mel), self.digits[ids]
-        each = F.cross_entropy(logits.flatten(0, 2), digits.flatten(), reduction="none").view_as(digits)
-        share = counted.float() / counted.float().sum().clamp(min=1)
-        return (each.mean(2) * share).sum()
+    def loss(self, mel: Tensor, phones: Tensor) -> Tensor:
+        """Return the mean cross-entropy of known phonemes (batch, frames)."""
+        each = F.cross_entropy(self(mel).flatten(0, 1), phones.flatten(), reduction="none")
+        return _mean(each.view_as(phones), phones != UNKNOWN)
+
+    def distance(self, mel: Tensor, wanted: Tensor, counted: Tensor) -> Tensor:
+        """Return how far phonemes of a mel are from wanted logits (Kullback-Leibler), where `counted` is true."""
+        each = F.kl_div(
+            self(mel).log_softmax(2), wanted.log_softmax(2), reduction="none", log_target=True
+        ).sum(2)
+        return _mean(each, counted)
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    return (values * counted).sum() / counted.sum().clamp(min=1)

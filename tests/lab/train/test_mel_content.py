@@ -1,41 +1,45 @@
-"""The network that finds the tokens of a mel: it learns them, and its gradient reaches the mel."""
+"""The network that finds the phonemes of a mel: it learns them, and its gradient reaches the mel."""
 
 from __future__ import annotations
 
 import torch
 
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
-from nightingale_lab.train.mel_content import MelContent
+from nightingale_lab.train.mel_content import PHONEMES, UNKNOWN, MelContent
 
 
-def test_it_finds_the_tokens_that_a_mel_was_made_from() -> None:
+def test_it_finds_the_phonemes_that_a_mel_was_made_from() -> None:
     torch.manual_seed(0)
-    sounds = torch.randn(SPEECH_CODES, 80)
+    sounds = torch.randn(PHONEMES, 80)
     content = MelContent(torch.ones(1, 80, 1), width=16)
-    vocabulary = torch.randint(SPEECH_CODES, (8,))
+    vocabulary = torch.randint(1, PHONEMES, (8,))
     optimizer = torch.optim.Adam(content.parameters(), lr=1e-2)
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        ids = vocabulary[torch.randint(8, (4, 12))]
-        return sounds[ids].transpose(1, 2).repeat_interleave(2, dim=2), ids
+        phones = vocabulary[torch.randint(8, (4, 24))]
+        return sounds[phones].transpose(1, 2), phones
 
-    everywhere = torch.ones(4, 12, dtype=torch.bool)
-    for _ in range(80):
+    for _ in range(120):
         optimizer.zero_grad()
-        content.loss(*batch(), everywhere).backward()
+        content.loss(*batch()).backward()
         optimizer.step()
-    mel, ids = batch()
-    mel.requires_grad_()
-    right, wrong = content.loss(mel, ids, everywhere), content.loss(mel, ids.roll(1, 1), everywhere)
-    assert right < 0.1 < wrong
-    assert torch.autograd.grad(wrong, mel)[0].abs().sum() > 0
+    mel, phones = batch()
+    other = sounds[phones.roll(1, 1)].transpose(1, 2).requires_grad_()
+    assert content.loss(mel, phones) < 0.1 < content.loss(other, phones)
+
+    everywhere = torch.ones(4, 24, dtype=torch.bool)
+    near, far = (content.distance(each, content(mel).detach(), everywhere) for each in (mel, other))
+    assert near < 1e-4 < 0.1 < far
+    assert torch.autograd.grad(far, other)[0].abs().sum() > 0
 
 
-def test_only_counted_tokens_are_judged() -> None:
+def test_only_known_phonemes_and_counted_frames_are_judged() -> None:
     torch.manual_seed(0)
     content = MelContent(torch.ones(1, 80, 1), width=16)
-    mel, ids = torch.randn(1, 80, 24), torch.randint(SPEECH_CODES, (1, 12))
-    counted = torch.arange(12)[None] < 6
-    other = torch.where(counted, ids, (ids + 1) % SPEECH_CODES)
-    assert torch.equal(content.loss(mel, ids, counted), content.loss(mel, other, counted))
-    assert content.loss(mel, ids, torch.zeros_like(counted)) == 0
+    mel, phones = torch.randn(1, 80, 24), torch.randint(1, PHONEMES, (1, 24))
+    counted = torch.arange(24)[None] < 12
+    assert content.loss(mel, torch.full_like(phones, UNKNOWN)) == 0
+    assert content.loss(mel, torch.where(counted, phones, UNKNOWN)) != content.loss(mel, phones)
+    wanted, changed = torch.randn(1, 24, PHONEMES), torch.randn(1, 24, PHONEMES)
+    changed = torch.where(counted[..., None], wanted, changed)
+    assert torch.equal(content.distance(mel, wanted, counted), content.distance(mel, changed, counted))
+    assert content.distance(mel, wanted, torch.zeros_like(counted)) == 0
