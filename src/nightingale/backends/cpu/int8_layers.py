@@ -27,6 +27,7 @@ from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, R
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
+from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Snake
@@ -74,7 +75,7 @@ class KernelContext(threading.local):
     def buffer(self, size: int) -> int:
         """Return the address of `size` bytes, which are free until this thread's next call."""
         if self._buffer.nbytes < size:
-            self._buffer = np.empty(2 * size, np.int8)
+            self._buffer = page_aligned_zeros((2 * size,), np.int8)  # a vector lies in one line of the cache
         return address_of(self._buffer)
 
     def floats(self, name: str, *shape: int) -> Tensor:
@@ -168,8 +169,10 @@ class FusedConv1d(CustomConv1d):
 
 
 class Int8Conv1d(FusedConv1d):
-    def __init__(self, plain: nn.Conv1d) -> None:
+    def __init__(self, plain: nn.Conv1d, *, reused: str | None = None) -> None:
+        """reused: name of the memory of results that last until the next call with it (`KernelContext.floats`)."""
         super().__init__(plain)
+        self.reused = reused
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
         self.block = CONV_BLOCK if inputs % CONV_BLOCK == 0 else block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
@@ -209,7 +212,8 @@ class Int8Conv1d(FusedConv1d):
         length = int8_conv1d.padded_length(computed + self.span)
         if residual is not None and computed > columns:
             residual = nn.functional.pad(residual, (0, computed - columns))
-        out = x.new_empty(batch, self.out_channels, computed)
+        shape = batch, self.out_channels, computed
+        out = x.new_empty(shape) if self.reused is None else CONTEXT.floats(self.reused, *shape)
         codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
         args: dict[Any, Any] = {
             op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,

@@ -235,17 +235,15 @@ def _emit_logits(module: ir.Module, target: Target) -> Function:
     places = [(query, tile, part) for query in queries for tile in tiles for part in range(LANES // lanes)]
     rows = [q_codes.offset(number * HEAD_DIM) for number in queries]
     with f.loop(BLOCK_KEYS, step=len(tiles) * LANES) as key:
-        sums = {place: f.variable(target.emit_sums(f)) for place in places}
+        starts = [target.emit_sums(f, corrections[query]) for query in queries]
+        sums = {place: f.variable(starts[place[0]]) for place in places}
         keys = [codes.offset((key + tile * LANES) * HEAD_DIM) for tile in tiles]
         with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
             emit_dot_16(f, target, i, keys, rows, sums)
         for query, tile, part in places:
-            exact = sums[query, tile, part].value
-            if not target.signed_weights:
-                exact = exact + corrections[query]
+            exact = target.emit_sums_as_float(sums[query, tile, part].value)
             at = key + tile * LANES + part * lanes
-            scale = scales.load_vector(at, lanes)
-            logits[at + query * BLOCK_KEYS] = target.emit_sums_as_float(exact) * scale
+            logits[at + query * BLOCK_KEYS] = exact * scales.load_vector(at, lanes)
     return f.ret()
 
 
@@ -305,18 +303,17 @@ def _emit_values(module: ir.Module, target: Target) -> Function:
     places = [(query, tile, part) for query in queries for tile in tiles for part in parts]
     totals = {place: f.variable(f.zeros(F32, lanes)) for place in places}
     with f.loop(blocks) as block:
-        sums = {place: f.variable(target.emit_sums(f)) for place in places}
+        starts = [target.emit_sums(f, corrections[block * QUERY_TILE + query]) for query in queries]
+        sums = {place: f.variable(starts[place[0]]) for place in places}
         rows = [p_codes.offset((blocks * query + block) * BLOCK_KEYS) for query in queries]
         values = [codes.offset((blocks * tile + block) * (BLOCK_KEYS * LANES)) for tile in tiles]
         for i in range(0, BLOCK_KEYS, 4 * DOT_INPUTS):
             emit_dot_16(f, target, f.const(i), values, rows, sums)
         for query, tile, part in places:
             own, total = block * QUERY_TILE + query, totals[query, tile, part]
-            exact = sums[query, tile, part].value
-            if not target.signed_weights:
-                exact = exact + corrections[own]
+            exact = target.emit_sums_as_float(sums[query, tile, part].value)
             scale = scales.load_vector((blocks * tile + block) * LANES + part * lanes, lanes) * p_scales[own]
-            total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+            total.value = exact.fma(scale, total.value)
     for (query, tile, part), total in totals.items():
         out[heads * (query * HEAD_DIM) + tile * LANES + part * lanes] = total.value
     return f.ret()

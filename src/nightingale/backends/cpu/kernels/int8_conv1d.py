@@ -163,8 +163,9 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
     places = [(output, part) for output in outputs for part in parts]
     totals = {place: f.variable(f.zeros(F32, lanes) + bias[place[0]]) for place in places}
     with f.loop(taps) as tap, f.loop(blocks) as number:
-        sums = {place: f.variable(target.emit_sums(f)) for place in places}
         shift, at = tap * dilation, tap * blocks + number
+        starts = [target.emit_sums(f, corrections[at * CONV_OUTPUTS + output]) for output in outputs]
+        sums = {(output, part): f.variable(starts[output]) for output, part in places}
         weights = w_codes.offset(at * block * CONV_OUTPUTS)
         inputs = x_codes.offset((number * block // DOT_INPUTS * length + shift) * DOT_INPUTS)
         with f.loop(block // DOT_INPUTS, step=FOURS_AT_ONCE) as first:
@@ -179,11 +180,8 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
         for part in parts:
             x_scale = x_scales.load_vector(number * length + shift + part * lanes, lanes)
             for output in outputs:
-                exact, total = sums[output, part].value, totals[output, part]
-                if not target.signed_weights:
-                    exact = exact + corrections[at * CONV_OUTPUTS + output]
-                scale = x_scale * w_scales[at * CONV_OUTPUTS + output]
-                total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+                exact, total = target.emit_sums_as_float(sums[output, part].value), totals[output, part]
+                total.value = exact.fma(x_scale * w_scales[at * CONV_OUTPUTS + output], total.value)
     with f.if_else(has_residual.equals(1)) as (add, store):
         for branch in (add, store):
             with branch:

@@ -171,15 +171,20 @@ def emit_dot_16(
     rows: list[Pointer],
     sums: Mapping[Any, Any],
     bits: int = 8,
+    *,
+    prefetch_bytes: int = 0,
 ) -> None:
-    """Add the products of inputs i … i + 16 to `sums`: variables by row, tile and part of a tile."""
+    """Add the products of inputs i … i + 16 to `sums`: variables by row, tile and part of a tile.
+
+    prefetch_bytes: distance at which weights are prefetched that are not in a cache; 0 for none.
+    """
     broadcasts = [target.emit_broadcasts(f, row.offset(i)) for row in rows]
     per_byte = 8 // bits
     for group, inputs in enumerate(zip(*broadcasts, strict=True)):
         start = i * (TILE_OUTPUTS // per_byte) + group // per_byte * DOT_INPUTS * TILE_OUTPUTS
         for tile, codes in enumerate(tiles):
-            if target.prefetch_bytes and group % per_byte == 0:
-                codes.prefetch(start + target.prefetch_bytes)
+            if prefetch_bytes and group % per_byte == 0:
+                codes.prefetch(start + prefetch_bytes)
             for part in range(TILE_OUTPUTS // target.lanes):
                 width = target.lanes * DOT_INPUTS
                 weights = codes.load_vector(start + part * width, width)
@@ -205,25 +210,26 @@ def emit_gemm(
     for first in range(0, GROUP_TILES, at_once):
         totals = {place: f.variable(f.zeros(F32, lanes)) for place in registers}
         with f.loop(blocks) as number:
-            sums = {place: f.variable(target.emit_sums(f)) for place in registers}
+            corrections = [x_corrections[blocks * row + number] for row in range(rows)]
+            sums = {place: f.variable(target.emit_sums(f, corrections[place[0]])) for place in registers}
             starts = [k * (first + tile) + number * block for tile in range(at_once)]
             tiles = [w_codes.offset(start * (TILE_OUTPUTS * bits // 8)) for start in starts]
             sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
             unrolled = 4 * DOT_INPUTS if bits == 8 else block
             with f.loop(block, step=unrolled) as i:
                 for part in range(0, unrolled, 4 * DOT_INPUTS):
-                    emit_dot_16(f, target, i + part, tiles, sources, sums, bits)
+                    prefetched = target.prefetch_bytes
+                    emit_dot_16(f, target, i + part, tiles, sources, sums, bits, prefetch_bytes=prefetched)
             for row in range(rows):
-                x_scale, correction = x_scales[blocks * row + number], x_corrections[blocks * row + number]
+                x_scale = x_scales[blocks * row + number]
                 for tile in range(at_once):
                     for part in parts:
                         at = (blocks * (first + tile) + number) * TILE_OUTPUTS + part * lanes
                         w_scale = w_scales.load_vector(at, lanes)
                         scale = (w_scale if bits == 8 else w_scale.cast(F32)) * x_scale
-                        exact, total = sums[row, tile, part].value, totals[row, tile, part]
-                        if not target.signed_weights:
-                            exact = exact + correction
-                        total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+                        exact = target.emit_sums_as_float(sums[row, tile, part].value)
+                        total = totals[row, tile, part]
+                        total.value = exact.fma(scale, total.value)
         for row, tile, part in registers:
             at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
             result = totals[row, tile, part].value

@@ -133,7 +133,8 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
         }
         totals = {place: f.variable(starts[place[1:]]) for place in places}
         with f.loop(blocks) as number:
-            sums = {place: f.variable(target.emit_sums(f)) for place in places}
+            starting = [target.emit_sums(f, corrections[blocks * row + number]) for row in range(rows)]
+            sums = {place: f.variable(starting[place[0]]) for place in places}
             codes = [w_codes.offset((k * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
             sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
             with f.loop(block, step=UNROLLED) as i:
@@ -147,11 +148,11 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
                 for part in parts
             }
             for row, tile, part in places:
-                at, exact = blocks * row + number, sums[row, tile, part].value
-                if not target.signed_weights:
-                    exact = exact + corrections[at]
-                scale, total = scales[tile, part] * x_scales[at], totals[row, tile, part]
-                total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+                exact, total = (
+                    target.emit_sums_as_float(sums[row, tile, part].value),
+                    totals[row, tile, part],
+                )
+                total.value = exact.fma(scales[tile, part] * x_scales[blocks * row + number], total.value)
 
         changes: dict[RowsEpilogue, Callable[[Value], Value]] = {
             RowsEpilogue.STORE: lambda value: value,

@@ -78,9 +78,14 @@ class Target:
         bits = 8 * DOT_INPUTS * self.lanes
         return f.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", sums.ir_type, [sums, *operands])
 
-    def emit_sums(self, f: Function) -> Value:
-        """Return the start of sums (lanes) whose end `emit_sums_as_float` reads."""
-        return f.zeros(I32, self.lanes) + (ROUNDING_BITS if self.isa == Isa.NEON else 0)
+    def emit_sums(self, f: Function, correction: Value) -> Value:
+        """Return the start of sums (lanes) whose end `emit_sums_as_float` reads.
+
+        correction: of sums whose weights are stored with ZERO_POINT added; signed weights need none.
+        """
+        if self.isa == Isa.NEON:
+            return f.zeros(I32, self.lanes) + ROUNDING_BITS
+        return f.splat(correction, self.lanes)
 
     def emit_sums_as_float(self, sums: Value) -> Value:
         """Return sums below 2**22 as float32, exactly. ARM's conversion takes as long as four additions."""
