@@ -235,12 +235,13 @@ class FlowTraining:
         """Update the running means of the first losses."""
         self.losses[: len(losses)].lerp_(torch.stack([each.detach() for each in losses]), 0.05)
 
-    def swapped(self, b: dict[str, Tensor], phonemes: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def swapped(
+        self, b: dict[str, Tensor], recorded: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return rows with the tokens of some clips and the speakers of others, their cond, and the frames to judge.
 
-        phonemes: (batch, frames, phonemes), logits that go with the tokens.
-
-        Half of them begin with tokens and mel of the speaker, as a clone does.
+        Half of them begin with tokens and mel of the speaker, as a clone does. recorded: tensors (batch, frames, …)
+        that go with the tokens; the rows have what belongs to theirs.
         """
         rows, half = self.few, WINDOW_TOKENS // 2
         spoken, by = slice(0, rows), slice(self.batch - rows, self.batch)
@@ -256,8 +257,9 @@ class FlowTraining:
         for name in ("ids", "valid"):
             mixed = torch.cat([b[name][by, :half], b[name][spoken, :half]], dim=1)
             result[name] = torch.where(prompted, mixed, b[name][spoken])
-        later = phonemes[spoken].roll(2 * half, 1)  # the first half of the clip is in the second half of the row
-        result["phonemes"] = torch.where(prompted[:, None], later, phonemes[spoken])
+        for name, values in recorded.items():
+            later = values[spoken].roll(2 * half, 1)  # a clip's first half is in the second half of its row
+            result[name] = torch.where(prompted.view(-1, *[1] * (values.dim() - 1)), later, values[spoken])
         prompt = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None] < 2 * half
         cond = b["given"][by] * (prompt & prompted)[:, None]
         judged = result["valid"].repeat_interleave(2, dim=1) & ~(prompt & prompted)
@@ -268,14 +270,16 @@ class FlowTraining:
 
         own: the mels of the batch in their own voices.
         """
+        valid = b["valid"].repeat_interleave(2, dim=1)
         with torch.autocast(self.device.type, torch.bfloat16):
             with torch.no_grad():
                 phonemes = self.content(b["mel"])
-            rows, cond, judged = self.swapped(b, phonemes)
+                f0_hz = self._f0_hz(b["mel"])
+                voiced = (f0_hz > VOICED_ABOVE_HZ) & valid
+            rows, cond, judged = self.swapped(b, {"phonemes": phonemes, "voiced": voiced})
             _, _, mel = self._two_steps(rows, cond)
             noisy, noisy_own = (each + NOISE * torch.randn_like(each) for each in (mel, own))
             found = self.judge(noisy, judged)
-            valid = b["valid"].repeat_interleave(2, dim=1)
             content_loss = self.content.distance(noisy, rows["phonemes"], judged)
             content_loss = (content_loss + self.content.distance(noisy_own, phonemes, valid)) / 2
         speaker_loss = distance(found, rows["wanted"])
@@ -283,22 +287,23 @@ class FlowTraining:
             return speaker_loss, torch.zeros_like(speaker_loss.detach()), content_loss
         by = slice(self.batch - self.few, self.batch)
         with torch.no_grad():
-            own_pitch, known = self._log_pitch(b["mel"][by], valid[by])
+            own_pitch, known = mean_log_pitch(f0_hz[by], voiced[by])
             # A speaker between two has a pitch between theirs.
             wanted = torch.lerp(own_pitch, own_pitch.roll(1, 0), rows["blend"][:, 0])
-        log_pitch, enough = self._log_pitch(mel, judged)
+        # Frames that are voiced in the recording: by those that seem to be voiced in the rendered mel, the flow was
+        # led to draw a line at the wanted pitch through its pauses.
+        log_pitch, enough = mean_log_pitch(self._f0_hz(mel), rows["voiced"] & judged)
         counted = (enough & known & known.roll(1, 0)).float()
         pitch_loss = ((log_pitch - wanted).abs() * counted).sum() / counted.sum().clamp(min=1)
         return speaker_loss, pitch_loss, content_loss
 
-    def _log_pitch(self, mel: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean logarithm of the pitch of each row of normalized mels, and whether enough of it is voiced."""
-        assert self.pitch is not None
-        f0_hz = self.pitch(mel.float() * self.config.mel_std + self.config.mel_mean)
-        voiced = (f0_hz.detach() > VOICED_ABOVE_HZ) & frames
-        count = voiced.sum(1)
-        logs = torch.log(f0_hz.clamp(min=VOICED_ABOVE_HZ)) * voiced
-        return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES
+    def _f0_hz(self, mel: Tensor) -> Tensor:
+        """Return the pitch of normalized mels, (batch, frames); zeros without a predictor."""
+        if self.pitch is None:
+            return torch.zeros_like(mel[:, 0])
+        with torch.autocast(self.device.type, enabled=False):
+            f0_hz: Tensor = self.pitch(mel.float() * self.config.mel_std + self.config.mel_mean)
+        return f0_hz
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:
         """Train the networks that judge rendered mels on recorded ones; return their loss."""
@@ -368,3 +373,10 @@ class FlowTraining:
     def averaged(self) -> dict[str, Tensor]:
         names = [name for name, _ in self.net.named_parameters()]
         return dict(zip(names, self.ema.average, strict=True))
+
+
+def mean_log_pitch(f0_hz: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean logarithm of the pitch over some frames of each row, and whether they are enough."""
+    count = frames.sum(1)
+    logs = torch.log(f0_hz.clamp(min=VOICED_ABOVE_HZ)) * frames
+    return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from nightingale_lab.train.flow_step import LEAST_VOICED_FRAMES, FlowTraining
-
-
-class FirstBand(nn.Module):
-    """The pitch is the first band of a mel, in Hz."""
-
-    def forward(self, mel: Tensor) -> Tensor:
-        return mel[:, 0]
+from nightingale_lab.train.flow_step import LEAST_VOICED_FRAMES, mean_log_pitch
 
 
-def test_the_mean_is_over_voiced_frames_that_count() -> None:
-    frames = 2 * LEAST_VOICED_FRAMES
-    hz = torch.tensor([100.0, 200.0]).repeat(LEAST_VOICED_FRAMES)
-    hz[::4] = 0.0  # unvoiced
-    normalized = ((hz - 50.0) / 10.0).expand(3, 80, frames).clone().requires_grad_()
-    counted = torch.ones(3, frames, dtype=torch.bool)
-    counted[1, 1::2] = False  # the frames of 200 Hz
-    counted[2, 8:] = False
-    training = SimpleNamespace(pitch=FirstBand(), config=SimpleNamespace(mel_mean=50.0, mel_std=10.0))
-    mean, enough = FlowTraining._log_pitch(training, normalized, counted)  # type: ignore[arg-type]
-    share = float((hz == 200).sum() / (hz > 0).sum())
-    assert mean[0].item() == pytest.approx(math.log(100) + share * math.log(2), abs=1e-4)
+def test_the_mean_is_over_the_given_frames() -> None:
+    f0_hz = torch.tensor([100.0, 200.0]).repeat(3, LEAST_VOICED_FRAMES).requires_grad_()
+    frames = torch.ones_like(f0_hz, dtype=torch.bool)
+    frames[1, 1::2] = False  # the frames of 200 Hz
+    frames[2, 8:] = False
+    mean, enough = mean_log_pitch(f0_hz, frames)
+    assert mean[0].item() == pytest.approx(math.log(100) + 0.5 * math.log(2), abs=1e-4)
     assert mean[1].item() == pytest.approx(math.log(100), abs=1e-4)
-    assert enough.tolist() == [True, False, False]
-    (gradient,) = torch.autograd.grad(mean[0], normalized)
-    assert gradient[0, 0, 0] == 0
-    assert gradient[0, 0, 1] > 0
+    assert enough.tolist() == [True, True, False]
+    (gradient,) = torch.autograd.grad(mean[1], f0_hz)
+    assert gradient[1, 0] > 0
+    assert gradient[1, 1] == 0
