@@ -280,10 +280,11 @@ def test_books_and_conversions_have_defaults_too(tmp_path: Path) -> None:
     (tmp_path / "words.toml").write_text('[words]\nthere = "their"\n')
     lexicon = f'lexicon = "{tmp_path / "words.toml"}"'
     config.write_text(
-        f'[book]\nmodel = "noise"\nchapters = "flac"\n{lexicon}\n[convert]\nmodel = "wren"\nseed = 1\n'
+        f'[book]\nmodel = "noise"\nchapters = "flac"\nsrt = true\n{lexicon}\n[convert]\nmodel = "wren"\nseed = 1\n'
     )
     assert run("book", str(tmp_path / "book.txt"), "-o", str(tmp_path / "out"), *given).exit_code == 0
     assert list((tmp_path / "out").glob("*.flac"))
+    assert list((tmp_path / "out").glob("*.srt"))
     refused(run("book", str(tmp_path / "book.txt"), "--chapters", "doc", *given), 2, "no such format")
     refused(run("convert", "none.wav", *given), 6, "no such recording")
     config.write_text("[book]\nlist = true\n[convert]\nout = 1\n")
@@ -296,6 +297,7 @@ def test_books_and_conversions_have_defaults_too(tmp_path: Path) -> None:
     [
         ("colour = 1", "unknown default"),
         ('text = "Hello."', "unknown default"),
+        ('srt = "hello.srt"', "unknown default"),
         ('speed = "fast"', "wrong type"),
         ("voice = 5", "wrong type"),
         ("quiet = 1", "wrong type"),

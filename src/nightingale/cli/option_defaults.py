@@ -11,10 +11,10 @@ from typing import Any, get_args, get_type_hints
 from nightingale.cli.options import Option
 from nightingale.errors import ConfigError
 
-NOT_DEFAULTS = frozenset(
-    {"return", "file", "batch", "config", "as_json", "show_list", "srt", "vtt", "timestamps"}
-)
+NOT_DEFAULTS = frozenset({"return", "file", "batch", "config", "as_json", "show_list"})
 """Parameters that say what to do once, and cannot be defaults."""
+CAPTION_FILES = frozenset({"srt", "vtt", "timestamps"})
+"""These neither, where they name a file; `book --srt` is a switch."""
 
 
 def takes_defaults(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,8 +56,10 @@ def _read_table(command: Callable[..., None], config: str | None) -> dict[str, A
     kinds: dict[str, Any] = {}
     parameters: dict[str, str] = {}  # by the long name of the option
     for name, hint in get_type_hints(command, include_extras=True).items():
-        if name not in NOT_DEFAULTS and isinstance(get_args(hint)[1], Option):
-            kind, about = get_args(hint)
+        if name in NOT_DEFAULTS or not isinstance(get_args(hint)[1], Option):
+            continue
+        kind, about = get_args(hint)
+        if kind is bool or name not in CAPTION_FILES:
             key = about.names[-1].strip("-").replace("-", "_") if about.names else name
             kinds[key], parameters[key] = kind, name
     fix = f"Correct [{command.__name__}] in {path}."

@@ -10,11 +10,12 @@ one by one, each with its own seed, then judged. References are recordings of th
     default     200 sentences, default voice
     voices      some of them in every voice
     varied      500 texts of 1 to 60 words: defects, and words that were skipped or repeated
-    hard        spelled letters, digits, names, single words and long sentences, with two seeds each; with
-                --hibari, the folder of its unpacked wheel, the teacher speaks them too
+    hard        spelled letters, digits, names, single words and long sentences, with two seeds each
     clones      with --readers, a folder of recordings for each reader: clones of people, and the voice encoder
     questions   the final pitch of 40 sentences with a question mark over that with a period
     speed       real-time factor, first audio, cold start
+
+With --hibari, the folder of its unpacked wheel, the teacher speaks the texts of `varied` and `hard` too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.pitch import final_semitones
 from nightingale_lab.bench.quality import Ask, Clip, Quality, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.bench.wren_goals import RECOGNIZERS, Speed, TableResults, goals, table
+from nightingale_lab.bench.wren_goals import (
+    RECOGNIZERS,
+    Speed,
+    TableResults,
+    goals,
+    skipped_words,
+    table,
+)
 
 KIND = "wren"
 CARD = "card.json"
@@ -256,6 +264,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "varied" in parts:
             clips, _ = render(tts, some("wren_500"), folder / "varied", on_clip=progress("varied"))
             found.varied = judged(clips, words_only)
+            if args.hibari:
+                clips = render_teacher(some("wren_500"), args.hibari, folder / "teacher_varied", seed=0)
+                found.teacher_varied = judged(clips, words_only)
     found.cold_s = cold_start_s(args.folder) if "speed" in parts else None
     rows = goals(found)
     sys.stderr.write("\n")
@@ -273,6 +284,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "teacher_hard": found.teacher_hard.summary() if found.teacher_hard else None,
         "clones": clones.summary(found.clones, found.encoder),
         "rises": [round(rise, 2) for rise in found.rises],
+        "skipped": {
+            name: [clip.report() for clip in report.clips if skipped_words(clip)]
+            for name, report in (("wren", found.varied), ("teacher", found.teacher_varied))
+            if report
+        },
         "defective": [clip.report() for clip in found.varied.defective] if found.varied else None,
     }
     script.finish(result, KIND, args)

@@ -93,6 +93,7 @@ class Int8ResnetBlock(ResnetBlock):
         return Int8Conv1d.fits(block.res_conv) and all(Int8ConvBlock.fits(conv) for conv in convs)
 
     def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
+        x = x.contiguous()  # once for both convolutions that read it
         h = self.block1(x, state, added=self.mlp["1"](mish(time)))
         result: Tensor = self.block2(h, state, residual=self.res_conv(x))
         return result
