@@ -6,8 +6,9 @@
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
    (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
    the speaker of another clip. Their speaker is judged (mel_speaker.py), and their mean pitch if there is a
-   vocoder with a pitch predictor; the phonemes of all rows are compared (mel_content.py). A discriminator can keep the mels from
-   becoming flat (mel_discriminator.py). It helped for some minutes; later its artifacts did more harm (dev/LOG.md).
+   vocoder with a pitch predictor; the phonemes of all rows are compared (mel_content.py). A discriminator can
+   keep the mels from becoming flat (mel_discriminator.py); after some minutes, their contrast was above that
+   of recordings (dev/LOG.md).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
 for whole utterances.
