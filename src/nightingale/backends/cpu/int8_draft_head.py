@@ -24,13 +24,13 @@ from nightingale.backends.cpu.kernels.int8_gemm import GROUP_TILES, NORM_EPSILON
 from nightingale.backends.cpu.kernels.t3_operations import LinearOp, T3Job, T3Opcode
 from nightingale.backends.cpu.kernels.target import TILE_OUTPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.quantize import quantize_weights
 from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import TAPS
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 
 Weights = Mapping[str, NDArray[Any]]
 MAX_ROWS = 2

@@ -27,10 +27,10 @@ from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, R
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Snake
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
 from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import release_pages

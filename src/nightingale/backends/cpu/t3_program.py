@@ -32,12 +32,12 @@ from nightingale.backends.cpu.kernels.t3_operations import AttentionOp, LinearOp
 from nightingale.backends.cpu.kernels.target import TILE_OUTPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, write_words
 from nightingale.backends.cpu.kernels.vector_math import LANES
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.capability_checks import ffn_width
 from nightingale.backends.shared.packed_t3 import load_packed
 from nightingale.backends.shared.t3_inputs import Floats, rotary_tables
 from nightingale.models.chatterbox.t3.config import TAPS, LlamaConfig, tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 
 OPS_PER_LAYER: Final = 5
 

@@ -18,13 +18,13 @@ from nightingale.backends.onnx.network_graph import NEW
 from nightingale.backends.onnx.numpy_weights import Floats
 from nightingale.backends.onnx.streaming_session import Binding, create_session
 from nightingale.backends.onnx.t3_graph import QKV, T3StepGraph
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.slot_runner import SlotRunner
 from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import TAPS, T3Config
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 from nightingale.models.layers.capacity import check_capacity
 
 IDLE = 1

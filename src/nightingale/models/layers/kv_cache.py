@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 from nightingale.models.layers.attention import attention
 from nightingale.models.layers.capacity import check_capacity
 
@@ -119,5 +120,6 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    # Memory that malloc has kept would be overwritten with zeros, so it comes from the operating system.
+    lazy = page_aligned_zeros((math.prod(shape) * dtype.itemsize,), np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(shape)

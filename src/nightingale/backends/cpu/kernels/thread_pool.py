@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from nightingale.backends.cpu.kernels.jit import YIELD_SYMBOL, CompiledModule
 from nightingale.backends.cpu.kernels.llvm_builder import I32, I64, WORDS, Function, Pointer, Value, Variable
 from nightingale.backends.cpu.kernels.target import Target
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
+from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 
 Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
