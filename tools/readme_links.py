@@ -38,11 +38,8 @@ def absolute_links(text: str, repository: str) -> str:
 
 class ReadmeLinks(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
-        text, repository = (
-            Path(self.root, "README.md").read_text(encoding="utf-8"),
-            repository_url(os.environ),
-        )
-        if repository:
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        if repository := repository_url(os.environ):
             text = absolute_links(text, repository)
             metadata["urls"] = {
                 "Repository": repository,

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.layers.mel_config import FLOW_MEL
+from nightingale_lab.train.teachers.kokoro_net import PHONEMES
 
-PHONEMES = 178
-"""The size of Kokoro's vocabulary."""
 UNKNOWN = 0
 """The phoneme of silence at a clip's ends, and of recordings without an alignment."""
 WIDTH, DILATIONS = 256, (1, 2, 4)

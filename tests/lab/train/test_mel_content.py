@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from nightingale_lab.train.mel_content import PHONEMES, UNKNOWN, MelContent
+from nightingale_lab.train.mel_content import UNKNOWN, MelContent
+from nightingale_lab.train.teachers.kokoro_net import PHONEMES
 
 
 def test_it_finds_the_phonemes_that_a_mel_was_made_from() -> None:

@@ -169,10 +169,8 @@ class FusedConv1d(CustomConv1d):
 
 
 class Int8Conv1d(FusedConv1d):
-    def __init__(self, plain: nn.Conv1d, *, reused: str | None = None) -> None:
-        """reused: name of the memory of results that last until the next call with it (`KernelContext.floats`)."""
+    def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
-        self.reused = reused
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
         self.block = CONV_BLOCK if inputs % CONV_BLOCK == 0 else block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
@@ -212,8 +210,7 @@ class Int8Conv1d(FusedConv1d):
         length = int8_conv1d.padded_length(computed + self.span)
         if residual is not None and computed > columns:
             residual = nn.functional.pad(residual, (0, computed - columns))
-        shape = batch, self.out_channels, computed
-        out = x.new_empty(shape) if self.reused is None else CONTEXT.floats(self.reused, *shape)
+        out = x.new_empty(batch, self.out_channels, computed)
         codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
         args: dict[Any, Any] = {
             op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,

@@ -40,8 +40,7 @@ class Int8ConvBlock(ConvBlock):
 
     def __init__(self, plain: ConvBlock) -> None:
         nn.Module.__init__(self)
-        conv = Int8Conv1d(plain.block["0"], reused="convolved")  # type: ignore[arg-type]
-        self.block = nn.ModuleDict({"0": conv, "2": plain.block["2"]})
+        self.block = nn.ModuleDict({"0": Int8Conv1d(plain.block["0"]), "2": plain.block["2"]})  # type: ignore[arg-type]
 
     @staticmethod
     def fits(block: nn.Module) -> bool:
@@ -82,7 +81,7 @@ class Int8ResnetBlock(ResnetBlock):
 
     def __init__(self, plain: ResnetBlock) -> None:
         nn.Module.__init__(self)
-        self.mlp, self.res_conv = plain.mlp, Int8Conv1d(plain.res_conv, reused="residual")
+        self.mlp, self.res_conv = plain.mlp, Int8Conv1d(plain.res_conv)
         self.block1, self.block2 = Int8ConvBlock(plain.block1), Int8ConvBlock(plain.block2)
 
     @staticmethod
@@ -100,14 +99,14 @@ class Int8ResnetBlock(ResnetBlock):
 
 
 class Int8Attend(AttentionProduct):
-    """Attention in int8; torch computes it with a mask, or for few queries. The result lasts until the next call."""
+    """Attention in int8; torch computes it with a mask, or for few queries."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, head_dim = q.shape
         fits = head_dim == flow_attention.HEAD_DIM and queries >= flow_attention.QUERY_TILE
         if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
             return super().forward(q, k, v, mask)
-        out = CONTEXT.floats("attended", batch, queries, heads, head_dim)
+        out = q.new_empty(batch, queries, heads, head_dim)
         keys, op = k.shape[2], FlowAttentionOp
         sizes = flow_attention.packed_bytes(keys, heads)
         codes = CONTEXT.buffer(sum(sizes))

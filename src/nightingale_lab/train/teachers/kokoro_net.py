@@ -39,6 +39,7 @@ from nightingale_lab.train.teachers.kokoro_source import (
     pulse_source,
 )
 
+PHONEMES = 178  # of the vocabulary
 MAX_PHONEMES = 510  # ALBERT has 512 positions; two go to the padding ids at the ends
 
 
@@ -62,7 +63,7 @@ class Albert(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.word = nn.Embedding(178, 128)
+        self.word = nn.Embedding(PHONEMES, 128)
         self.position = nn.Embedding(512, 128)
         self.token_type = nn.Embedding(2, 128)
         self.norm = nn.LayerNorm(128, eps=1e-12)
@@ -89,7 +90,7 @@ class Albert(nn.Module):
 class TextEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(178, 512)
+        self.embedding = nn.Embedding(PHONEMES, 512)
         self.convs = nn.ModuleList(nn.Conv1d(512, 512, 5, padding=2) for _ in range(3))
         self.norms = nn.ModuleList(nn.LayerNorm(512) for _ in range(3))
         self.lstm = bidirectional(512)
