@@ -30,7 +30,7 @@ from nightingale_lab.random_models import Networks
 from nightingale_lab.upstream.networks import quiet
 
 SEED = 17
-SECONDS, RATE_HZ = 3.3, 22_050
+SECONDS, RATE_HZ = 6.3, 22_050
 
 
 @dataclass(frozen=True, slots=True)
