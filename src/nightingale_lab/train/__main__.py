@@ -172,6 +172,14 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument("--pitch-from", type=Path, help="vocoder.safetensors, whose predictor judges pitch")
     flow.set_defaults(run=rendering_stages.run_flow)
 
+    converted = commands.add_parser(
+        "converted", parents=[with_corpus], help="tokens of the corpus in other voices, for the flow"
+    )
+    converted.add_argument("--start-from", type=Path, required=True, help="weights of the flow")
+    converted.add_argument("--vocoder", type=Path, required=True, help="weights of the vocoder")
+    converted.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
+    converted.set_defaults(run=rendering_stages.run_converted)
+
     mels = commands.add_parser(
         "mels", parents=[with_corpus], help="the flow's mels of the corpus, for the vocoder"
     )

@@ -75,6 +75,7 @@ def train_flow(
     adversarial: float = 0.0,
     pitch_from: Path | None = None,
     start_from: Path | None = None,
+    converted: Tensor | None = None,
     on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> None:
     """Run both phases. `match_s` and `refine_s` are the seconds of all calls together.
@@ -82,7 +83,8 @@ def train_flow(
     A call resumes from the state in `out` and lasts `budget_s` at most. `flow.refine.safetensors` is the
     two-step model. teacher: of the speaker vectors; adversarial: the gradient of a discriminator's loss
     as a share of that of the distance to the recorded mel; pitch_from: weights of wren's vocoder, whose predictor
-    judges the pitch of swapped rows; start_from: weights to start from when `out` holds no state.
+    judges the pitch of swapped rows; start_from: weights to start from when `out` holds no state; converted:
+    other tokens of the same clips (converted.py), which some rows get.
     """
     started_s = time.monotonic()
     training = FlowTraining(
@@ -95,6 +97,7 @@ def train_flow(
         eager=eager,
         adversarial=adversarial > 0,
         pitch=pitch_predictor(pitch_from) if pitch_from else None,
+        converted=converted,
     )
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
@@ -156,18 +159,25 @@ def ramp(progress: float, start: float) -> float:
 
 @torch.no_grad()
 def render_mels(
-    weights: Path, corpus: Corpus, tokens: Tensor, config: FlowConfig, *, device: torch.device, seed: int = 0
+    weights: Path,
+    corpus: Corpus,
+    tokens: Tensor,
+    config: FlowConfig,
+    *,
+    device: torch.device,
+    seed: int = 0,
+    speakers: NDArray[np.float16] | None = None,
 ) -> NDArray[np.float16]:
-    """Render the corpus's tokens with the two-step model: mels (frames, bands) to train the vocoder on.
+    """Render the corpus's tokens with the two-step model: mels (frames, bands), frame by frame as the audio.
 
-    They are aligned with the audio frame by frame.
+    speakers: (clips, 256); default: those of the clips.
     """
     net = Flow(config).to(device).eval()
     net.load_state_dict({k: v.float() for k, v in unpack(load_file(weights)).items()})
     noise = torch.Generator(device).manual_seed(seed)
     offsets = torch.from_numpy(corpus.token_offsets)
     counts, flat = offsets.diff(), tokens.to(device)
-    speaker = torch.from_numpy(corpus.speaker).to(device)
+    speaker = torch.from_numpy(corpus.speaker if speakers is None else speakers).to(device)
     out = torch.zeros(2 * len(flat), config.mel_bands, dtype=torch.float16, device=device)
     for rows, length in whole_clips(counts, batch_tokens=RENDER_BATCH_TOKENS):
         start, real = offsets[rows].to(device), counts[rows].to(device)

@@ -38,6 +38,8 @@ SWAPPED = 4
 """One row in so many is rendered again with the speaker of another row."""
 LEAST_VOICED_FRAMES = 25
 """Voiced frames of a row whose mean pitch is compared: half a second."""
+CONVERTED_SHARE = 0.5
+"""Share of the rows whose tokens are those of their clip in another voice, if there are any."""
 MEL_FLOOR = -11.5
 """The mel of a band without sound."""
 
@@ -66,8 +68,13 @@ class FlowTraining:
         eager: bool,
         adversarial: bool = False,
         pitch: nn.Module | None = None,
+        converted: Tensor | None = None,
     ) -> None:
-        """teacher: of the speaker vectors; adversarial: with a discriminator of mels; pitch: a vocoder's predictor."""
+        """Build the networks and their optimizers.
+
+        teacher: of the speaker vectors; adversarial: with a discriminator of mels; pitch: a vocoder's predictor;
+        converted: other tokens of the same clips.
+        """
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
         init_from_digits(self.net.input_embedding.weight)
@@ -81,6 +88,7 @@ class FlowTraining:
         out = corpus.held_out
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
         self.tokens, self.phones = tokens.to(device), torch.from_numpy(corpus.phones).to(device)
+        self.converted = None if converted is None else converted.to(device)
         self.audio = torch.from_numpy(corpus.bank.audio).to(device)
         self.flow_mel = FlowMel().to(device)
         self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
@@ -139,8 +147,12 @@ class FlowTraining:
         dull = limited | (torch.rand(batch, device=self.device) < 0.5)
         floor = (MEL_FLOOR - self.config.mel_mean) / self.config.mel_std
         given = torch.where(dull[:, None, None] & (self.below_limit == 0), floor, mel)
+        ids = windows.gather(self.tokens, start, real, per_token=1)
+        if self.converted is not None:
+            chosen = torch.rand(batch, 1, device=self.device) < CONVERTED_SHARE
+            ids = torch.where(chosen, windows.gather(self.converted, start, real, per_token=1), ids)
         return {
-            "ids": windows.gather(self.tokens, start, real, per_token=1).long(),
+            "ids": ids.long(),
             "phones": windows.gather(self.phones, start, real, per_token=2).long(),
             "valid": valid,
             "blocks": blocks,

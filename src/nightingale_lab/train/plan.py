@@ -309,6 +309,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     assets = ["--assets", s.assets]
     people, early = s.done_marker("human"), not s.stages or "mels-early" in s.stages
     first_mels = s.done_marker("mels-early" if early else "mels")
+    converts = not s.stages or "converted" in s.stages
+    vocoder_weights = str(Path(s.state) / SPLIT / "vocoder.safetensors")
     earlier_flow = ["--start-from", str(s.earlier("flow.refine.safetensors"))]
 
     def seconds(left: float) -> list[str]:
@@ -317,7 +319,7 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     def flow(left: float) -> list[str]:
         (refine_s,) = _once(s, "flow", [left - s.load_s])
         times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
-        judged = ["--pitch-from", str(Path(s.state) / SPLIT / "vocoder.safetensors")]
+        judged = ["--pitch-from", vocoder_weights]
         return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow, *judged]
 
     def vocoder(left: float) -> list[str]:
@@ -356,8 +358,12 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
         ),
         Task(name="vocoder", needs=(first_mels,), ends_s=whole - LAST_S, arguments=vocoder),
         Task(
-            name="flow", needs=(people, s.done_marker("tokens")), ends_s=flow_s, arguments=flow,
-            output=s.out / "flow.refine.safetensors",
+            name="converted", needs=(people, s.done_marker("tokens"), s.out / tokenizer), ends_s=0.5 * whole,
+            arguments=lambda _: ["converted", *corpus, *earlier_flow, "--vocoder", vocoder_weights],
+        ),
+        Task(
+            name="flow", needs=(people, s.done_marker("converted" if converts else "tokens")),
+            ends_s=flow_s, arguments=flow, output=s.out / "flow.refine.safetensors",
         ),
         Task(
             name="mels", ends_s=flow_s + 0.08 * whole,

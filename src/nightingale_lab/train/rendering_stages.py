@@ -98,6 +98,7 @@ def run_flow(args: argparse.Namespace) -> None:
             device=torch.device(args.device),
             eager=args.eager,
             start_from=args.start_from,
+            converted=other_tokens(args.corpus, args.parts),
             on_progress=print_progress,
             **batch_options(args, "peak_lr", "adversarial", "pitch_from"),
         )
@@ -129,15 +130,67 @@ def run_mels(args: argparse.Namespace) -> None:
         (part / "mels.partial.npy").replace(part / MELS)
 
 
-def corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
-    """Return a corpus of up to `max_parts` parts and the recordings of people, and the tokens beside them."""
+def run_converted(args: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from nightingale_lab.train.corpus import Corpus, parts_with_people
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.converted import CONVERTED, converted_tokens, load_vocoder, other_speakers
+    from nightingale_lab.train.corpus import parts_with_people
+    from nightingale_lab.train.flow import render_mels
+    from nightingale_lab.train.tokenizer import load_tokenizer
+
+    device, preset = torch.device(args.device), PRESETS["wren"]
+    net = load_tokenizer(args.out / "tokenizer.safetensors", preset.speech_tokenizer, device)
+    vocoder = load_vocoder(args.vocoder, preset.hift, device)
+    for number, part in enumerate(parts_with_people(args.corpus, args.parts)):
+        corpus, tokens = corpus_with_tokens(part)
+        seed = args.seed + number
+        mels = render_mels(
+            args.start_from,
+            corpus,
+            tokens,
+            preset.flow,
+            device=device,
+            seed=seed,
+            speakers=other_speakers(corpus.speaker, seed=seed),
+        )
+        again = converted_tokens(net, vocoder, mels, corpus, device=device, seed=seed).cpu()
+        np.save(part / "converted.partial.npy", again.numpy())
+        (part / "converted.partial.npy").replace(part / CONVERTED)
+        print_progress({"part": part.name, "same": float((again == tokens).float().mean())})
+
+
+def parts_with_tokens(folder: Path, max_parts: int | None = None) -> list[Path]:
+    """Return up to `max_parts` parts and the recordings of people, as far as they have tokens."""
+    from nightingale_lab.train.corpus import parts_with_people
 
     whole = (folder / TOKENS).is_file()
     parts = [folder] if whole else parts_with_people(folder, max_parts, copies=True)
-    parts = [part for part in parts if (part / TOKENS).is_file()]
+    return [part for part in parts if (part / TOKENS).is_file()]
+
+
+def corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
+    """Return a corpus of some parts, and the tokens beside them."""
+    import numpy as np
+    import torch
+
+    from nightingale_lab.train.corpus import Corpus
+
+    parts = parts_with_tokens(folder, max_parts)
     tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
     return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
+
+
+def other_tokens(folder: Path, max_parts: int | None = None) -> Any:
+    """Return the tokens of the same parts in other voices, or None; parts that have none keep their own."""
+    import numpy as np
+    import torch
+
+    from nightingale_lab.train.converted import CONVERTED
+
+    parts = parts_with_tokens(folder, max_parts)
+    if not any((part / CONVERTED).is_file() for part in parts):
+        return None
+    names = [part / (CONVERTED if (part / CONVERTED).is_file() else TOKENS) for part in parts]
+    return torch.from_numpy(np.concatenate([np.load(name) for name in names]))

@@ -220,17 +220,22 @@ def _resume(stage: VocoderStage, state_path: Path, exported: Path, sharpening: f
     }
 
 
-@torch.inference_mode()
-def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
-    """Return the vocoder's rendering of the mel of recorded samples, (batch, 480·T)."""
-    generator = torch.Generator().manual_seed(seed)
-    mel = FlowMel()(samples)
-    phase = (torch.rand(len(samples), net.config.harmonics, 1, generator=generator) * 2 - 1) * torch.pi
-    phase[:, : None if net.config.in_phase else 1] = 0
-    noise = torch.randn(len(samples), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator)
+@torch.no_grad()
+def render_samples(net: Hift, mel: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the rendering (batch, 480·T) of mels (batch, bands, T). generator: on the device of the mels."""
+    device, config = mel.device, net.config
+    phase = torch.rand(len(mel), config.harmonics, 1, generator=generator, device=device)
+    phase = (phase * 2 - 1) * torch.pi
+    phase[:, : None if config.in_phase else 1] = 0
+    noise = torch.randn(len(mel), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator, device=device)
     source, _ = net.m_source(net.f0_predictor(mel), phase, noise)
     rendered: Tensor = net(mel, source)
     return rendered
+
+
+def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
+    """Return the vocoder's rendering of the mel of recorded samples, (batch, 480·T)."""
+    return render_samples(net, FlowMel()(samples), torch.Generator().manual_seed(seed))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale_lab.train import supervisor
+from nightingale_lab.train.converted import CONVERTED
 from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus
 from nightingale_lab.train.human_clips import write_clips
 from nightingale_lab.train.human_corpus import OTHER_RATES
@@ -25,6 +26,7 @@ from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.plan import plan
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.session import monitor
+from nightingale_lab.train.stages import TOKENS
 from nightingale_lab.train.supervisor import supervise
 from nightingale_lab.train.volumes import unpack
 
@@ -80,6 +82,10 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     assert (human.bank.clips, copies.bank.clips) == (3, 3 * len(OTHER_RATES))
     assert human.band_limited.all()
     assert human.speaker.any()
+    for part in (made.corpus / "part00", made.corpus / HUMAN):
+        tokens, again = np.load(part / TOKENS), np.load(part / CONVERTED)
+        assert (again.shape, again.dtype) == (tokens.shape, tokens.dtype)
+        assert again.any()
     monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=lambda _: None)
     back = unpack([tmp_path / "results"], tmp_path / "back")
     assert set(back) == {"voice_encoder", "vocoder", "flow.refine", "discriminators"}
@@ -111,6 +117,15 @@ def test_without_early_mels_the_vocoder_waits_for_the_trained_flow(tmp_path: Pat
     tasks = {task.name: task for task in plan(made)}
     assert tasks["vocoder"].needs == (made.done_marker("mels"),)
     assert tasks["mels"].needs == (made.done_marker("flow"),)
+    assert made.done_marker("tokens") in tasks["flow"].needs
+
+
+def test_the_flow_waits_for_tokens_of_other_voices(tmp_path: Path) -> None:
+    given = {"start_from": str(tmp_path), "continue_rendering": True}
+    made = settings(tmp_path, **given, stages=["human", "data", "tokens", "converted", "flow"])
+    tasks = {task.name: task for task in plan(made)}
+    assert made.done_marker("converted") in tasks["flow"].needs
+    assert made.done_marker("tokens") in tasks["converted"].needs
 
 
 def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:
