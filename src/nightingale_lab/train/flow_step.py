@@ -38,7 +38,7 @@ SWAPPED = 4
 """One row in so many is rendered again with the speaker of another row."""
 LEAST_VOICED_FRAMES = 25
 """Voiced frames of a row whose mean pitch is compared: half a second."""
-CONVERTED_SHARE = 0.5
+CONVERTED_SHARE = 1 / 3
 """Share of the rows whose tokens are those of their clip in another voice, if there are any."""
 MEL_FLOOR = -11.5
 """The mel of a band without sound."""
