@@ -9,7 +9,7 @@ from nightingale_lab.bench.store import commit_label
 
 BENCH, WREN = "nightingale bench -m wren --table", "python -m nightingale_lab.bench.wren --parts"
 DEFAULT, VOICES, QUESTIONS = f"{WREN} default", f"{WREN} voices --per-voice 4", f"{WREN} questions"
-HARD, VARIED = f"{WREN} hard --every 4 --hibari DIR", f"{WREN} varied --every 5 --hibari DIR"
+HARD, VARIED = f"{WREN} hard --every 4 --hibari DIR", f"{WREN} varied --hibari DIR"
 PEERS, JUDGED = "nightingale bench --peer all", "python benchmarks/peer_quality.py"
 GPU, CPU = "python benchmarks/gpu_engine.py --upstream DIR", "python benchmarks/cpu.py --upstream DIR"
 ENGINE, SERVER = "python benchmarks/engine.py", "python benchmarks/server.py --model wren --profile"
@@ -39,11 +39,11 @@ CLAIMS: dict[str, list[tuple[str, str, str, str]]] = {
         ("the same, base", "wren.voices-wer-base", " %", VOICES),
         ("hard prompts with an error, base", "wren.hard-errors", " %", HARD),
         ("the same over its teacher's share", "wren.hard-over-teacher", "", HARD),
-        ("words skipped or repeated in 10,000, 100 texts", "wren.skipped-per-10000", "", VARIED),
+        ("words skipped or repeated in 10,000, 500 texts", "wren.skipped-per-10000", "", VARIED),
         ("the same, its teacher", "wren.teacher-skipped-per-10000", "", VARIED),
         ("final pitch of questions over statements, median of 40", "wren.question-rise", " semitones", QUESTIONS),
         ("questions that rise by more than 1.5 semitones", "wren.questions-rising", " %", QUESTIONS),
-        ("runaways, cut-offs and silences in 100 texts of 1 to 60 words", "wren.defects", "", VARIED),
+        ("runaways, cut-offs and silences in 500 texts of 1 to 60 words", "wren.defects", "", VARIED),
     ],
     "Other engines, on the same machine": [
         ("hibari: real-time factor, short text", "hibari.rtf", "", PEERS),

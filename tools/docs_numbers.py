@@ -132,9 +132,9 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "wren.clones-nearest": lambda: stored("wren", "rows>clones nearest to their own reader, %", "{:.0f}"),
     "wren.encoder-cosine": lambda: stored("wren", "rows>voice encoder, cosine to its teacher", "{:.3f}"),
     "wren.encoder-eer": lambda: stored("wren", "rows>voice encoder, equal error rate, %", "{:.1f}"),
-    "wren.defects": lambda: stored("wren", "rows>defects in 100 varied", "{:.0f}"),
-    "wren.skipped-per-10000": lambda: stored("wren", "rows>skipped or repeated in 10,000, 100", "{:.0f}"),
-    "wren.teacher-skipped-per-10000": lambda: stored("wren", "rows>the same, the teacher", "{:.0f}"),
+    "wren.defects": lambda: stored("wren", "rows>defects in 500 varied", "{:.0f}"),
+    "wren.skipped-per-10000": lambda: stored("wren", "rows>skipped or repeated in 10,000, 500", "{:.1f}"),
+    "wren.teacher-skipped-per-10000": lambda: stored("wren", "rows>the same, the teacher", "{:.1f}"),
     "wren.hard-over-teacher": lambda: stored("wren", "rows>the same over the teacher's share", "{:.1f}"),
     # nightingale bench --peer all: a short text, one request at a time
     **{
