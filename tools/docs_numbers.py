@@ -122,6 +122,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "wren.voices-wer-tiny": lambda: stored("wren", "rows>WER %, all voices, tiny", "{:.1f}"),
     "wren.voices-wer-base": lambda: stored("wren", "rows>WER %, all voices, base", "{:.1f}"),
     "wren.worst-voice-dnsmos": lambda: stored("wren", "rows>DNSMOS, worst voice", "{:.2f}"),
+    "wren.speaker-cosine": lambda: stored("wren", "voices>heart>cosine", "{:.2f}"),
     "wren.hard-errors": lambda: stored("wren", "rows>hard clips with an error, %, base", "{:.0f}"),
     "wren.question-rise": lambda: stored("wren", "rows>question minus statement, semitones", "{:+.2f}"),
     "wren.questions-rising": lambda: stored("wren", "rows>questions above +1.5, %", "{:.0f}"),
