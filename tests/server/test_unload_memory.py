@@ -1,6 +1,6 @@
 """Unloading a model returns its memory to the system.
 
-Every measurement has a process of its own: in that of the test run, threads of other tests allocate too.
+Every measurement has a process of its own: in that of the test run, memory of other tests would count too.
 """
 
 from __future__ import annotations

@@ -9,20 +9,15 @@ learns to render the recording from these tokens too.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
-from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
-from nightingale.models.compact import unpack
 from nightingale_lab.train.bank import FULL_SCALE, HOP
 from nightingale_lab.train.corpus import Corpus, whole_clips
 from nightingale_lab.train.tokenizer import tokenize_corpus
@@ -41,14 +36,6 @@ def other_speakers(speaker: NDArray[np.float16], *, seed: int) -> NDArray[np.flo
     chosen = random.permutation(len(speaker))
     own = random.random(len(speaker)) < OWN_VOICE
     return speaker[np.where(own, np.arange(len(speaker)), chosen)]
-
-
-def load_vocoder(weights: Path, config: HiftConfig, device: torch.device) -> Hift:
-    """Load a vocoder as the engine does."""
-    net = Hift(config).to(device).eval()
-    tensors = {name: tensor.float() for name, tensor in unpack(load_file(weights)).items()}
-    net.load_state_dict(sharpen_weights(tensors, config.sharpening))
-    return net
 
 
 @torch.no_grad()

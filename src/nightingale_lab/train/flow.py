@@ -28,7 +28,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -46,6 +45,7 @@ from nightingale_lab.train.loop import (
     save_state,
     save_weights,
 )
+from nightingale_lab.train.vocoder import load_vocoder
 
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
@@ -147,9 +147,7 @@ def train_flow(
 
 def pitch_predictor(vocoder: Path) -> nn.Module:
     """Return the pitch predictor of weights of wren's vocoder."""
-    net = Hift(PRESETS["wren"].hift)
-    net.load_state_dict({name: tensor.float() for name, tensor in unpack(load_file(vocoder)).items()})
-    return net.f0_predictor
+    return load_vocoder(vocoder, PRESETS["wren"].hift, torch.device("cpu")).f0_predictor
 
 
 def ramp(progress: float, start: float) -> float:

@@ -301,15 +301,15 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     `mels-early` it waits for the trained flow, which then has the GPU to itself. Tokenizer and T3 are kept.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
-    flow_is_trained, vocoder_is_trained = (not s.stages or name in s.stages for name in ("flow", "vocoder"))
+    names = ("flow", "vocoder", "mels-early", "converted")
+    flow_is_trained, vocoder_is_trained, early, converts = (not s.stages or n in s.stages for n in names)
     flow_s, encoder_s = 0.66 * whole if vocoder_is_trained else whole - LAST_S, 0.42 * whole
     eager = ["--eager"] if s.device == "cpu" else []
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     assets = ["--assets", s.assets]
-    people, early = s.done_marker("human"), not s.stages or "mels-early" in s.stages
+    people = s.done_marker("human")
     first_mels = s.done_marker("mels-early" if early else "mels")
-    converts = not s.stages or "converted" in s.stages
     vocoder_weights = str(Path(s.state) / SPLIT / "vocoder.safetensors")
     earlier_flow = ["--start-from", str(s.earlier("flow.refine.safetensors"))]
 

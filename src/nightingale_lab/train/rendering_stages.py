@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def run_flow(args: argparse.Namespace) -> None:
     from nightingale_lab.train.asset_files import Assets
     from nightingale_lab.train.flow import train_flow
 
-    corpus, tokens = corpus_with_tokens(args.corpus, args.parts)
+    parts = parts_with_tokens(args.corpus, args.parts)
+    corpus, tokens = corpus_with_tokens(parts)
     with cudnn_benchmark(args.device):
         train_flow(
             corpus,
@@ -98,7 +100,7 @@ def run_flow(args: argparse.Namespace) -> None:
             device=torch.device(args.device),
             eager=args.eager,
             start_from=args.start_from,
-            converted=other_tokens(args.corpus, args.parts),
+            converted=other_tokens(parts),
             on_progress=print_progress,
             **batch_options(args, "peak_lr", "adversarial", "pitch_from"),
         )
@@ -115,7 +117,7 @@ def run_mels(args: argparse.Namespace) -> None:
 
     parts = parts_with_people(args.corpus, args.parts)
     for part in parts:
-        corpus, tokens = corpus_with_tokens(part)
+        corpus, tokens = corpus_with_tokens([part])
         mels = render_mels(
             args.start_from or args.out / "flow.refine.safetensors",
             corpus,
@@ -135,16 +137,17 @@ def run_converted(args: argparse.Namespace) -> None:
     import torch
 
     from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale_lab.train.converted import CONVERTED, converted_tokens, load_vocoder, other_speakers
+    from nightingale_lab.train.converted import CONVERTED, converted_tokens, other_speakers
     from nightingale_lab.train.corpus import parts_with_people
     from nightingale_lab.train.flow import render_mels
     from nightingale_lab.train.tokenizer import load_tokenizer
+    from nightingale_lab.train.vocoder import load_vocoder
 
     device, preset = torch.device(args.device), PRESETS["wren"]
     net = load_tokenizer(args.out / "tokenizer.safetensors", preset.speech_tokenizer, device)
     vocoder = load_vocoder(args.vocoder, preset.hift, device)
     for number, part in enumerate(parts_with_people(args.corpus, args.parts)):
-        corpus, tokens = corpus_with_tokens(part)
+        corpus, tokens = corpus_with_tokens([part])
         seed = args.seed + number
         mels = render_mels(
             args.start_from,
@@ -170,26 +173,24 @@ def parts_with_tokens(folder: Path, max_parts: int | None = None) -> list[Path]:
     return [part for part in parts if (part / TOKENS).is_file()]
 
 
-def corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
+def corpus_with_tokens(parts: Sequence[Path]) -> tuple[Any, Any]:
     """Return a corpus of some parts, and the tokens beside them."""
     import numpy as np
     import torch
 
     from nightingale_lab.train.corpus import Corpus
 
-    parts = parts_with_tokens(folder, max_parts)
     tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
     return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
 
 
-def other_tokens(folder: Path, max_parts: int | None = None) -> Any:
-    """Return the tokens of the same parts in other voices, or None; parts that have none keep their own."""
+def other_tokens(parts: Sequence[Path]) -> Any:
+    """Return the tokens of the parts in other voices, or None; parts that have none keep their own."""
     import numpy as np
     import torch
 
     from nightingale_lab.train.converted import CONVERTED
 
-    parts = parts_with_tokens(folder, max_parts)
     if not any((part / CONVERTED).is_file() for part in parts):
         return None
     names = [part / (CONVERTED if (part / CONVERTED).is_file() else TOKENS) for part in parts]

@@ -28,9 +28,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
+from nightingale.models.compact import unpack
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.bank import HOP, AudioBank
 from nightingale_lab.train.loop import (
@@ -218,6 +219,14 @@ def _resume(stage: VocoderStage, state_path: Path, exported: Path, sharpening: f
         "fresh_step": step,
         "elapsed_s": float(meta["elapsed_s"]),
     }
+
+
+def load_vocoder(weights: Path, config: HiftConfig, device: torch.device) -> Hift:
+    """Load a vocoder, packed or not, as the engine does."""
+    net = Hift(config).to(device).eval()
+    tensors = {name: tensor.float() for name, tensor in unpack(load_file(weights)).items()}
+    net.load_state_dict(sharpen_weights(tensors, config.sharpening))
+    return net
 
 
 @torch.no_grad()
