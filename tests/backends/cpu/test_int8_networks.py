@@ -25,11 +25,11 @@ from nightingale.backends.cpu.int8_networks import (
     Int8TransformerBlock,
     int8_flow,
 )
-from nightingale.backends.cpu.kernels import flow_attention
+from nightingale.backends.cpu.kernels import avx512_weights, flow_attention
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
 from nightingale.backends.cpu.kernels.render_operations import emit_render_module
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
-from nightingale.backends.cpu.kernels.target import AVX512, Target, detect_target
+from nightingale.backends.cpu.kernels.target import AVX512, Isa, Target, detect_target, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool
 from nightingale.backends.cpu.winograd_networks import (
     Int8ResBlock,
@@ -52,6 +52,8 @@ from nightingale.models.layers.weight_layout import pack_for_rendering
 if isinstance(found := detect_target(), str):
     pytest.skip(found, allow_module_level=True)
 WREN = PRESETS["wren"]
+ONE_CODE = 2e-4
+"""The error if one of 40,000 inputs, which lies between two codes, is rounded to the other one: 9e-5 was seen."""
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +101,7 @@ def test_a_convolution_matches_the_reference(
     x = noise(2, channels, columns)
     got, padded = Int8Conv1d(layer)(x), F.pad(x, (layer.left, layer.right))
     assert got.shape == (2, outputs, columns)
-    assert rms_error(got, reference_conv1d(layer, padded)) < 1e-5
+    assert rms_error(got, reference_conv1d(layer, padded)) < ONE_CODE
     assert 0 < rms_error(got, layer(x)) < 0.02
 
 
@@ -158,6 +160,17 @@ def test_a_transformer_block_is_close_to_float32(frames: int, state: bool) -> No
         assert torch.equal(rounded(transposed, None), got), "whatever its strides are"
 
 
+@pytest.mark.parametrize("frames", [16, 64, 150])
+def test_a_block_in_one_call_has_the_bits_of_its_operations(
+    frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = Int8TransformerBlock(TransformerBlock(256, 4).requires_grad_(False))
+    x = noise(2, frames, 256)
+    whole = block(x.clone(), None)
+    monkeypatch.setattr(block, "_fits_whole", lambda _: False)
+    assert torch.equal(whole, block(x.clone(), None))
+
+
 @pytest.mark.parametrize("columns", [5, 16, 70])
 def test_snake_and_residual_are_part_of_a_convolution(columns: int) -> None:
     layer, snake, x = same_conv(32, 32, 7, dilation=3, causal=False), Snake(32), noise(2, 32, columns)
@@ -179,15 +192,17 @@ def test_an_int8_vocoder_is_close_to_float32(hift: Hift) -> None:
 def quantized_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with weights and values that are quantized by blocks of 64 keys; rounded weights sum up to 1."""
     logits = q.double() @ k.double().transpose(-1, -2) / 8 * math.log2(math.e)
+    wide = host_target().isa == Isa.AVX512  # codes of 8 bits without a sign
+    largest, lowest = (avx512_weights.CODE_AT_PEAK, -20.0) if wide else (127, flow_attention.MIN_EXPONENT)
     total, weight_sum = torch.zeros_like(q).double(), torch.zeros_like(q[..., :1]).double()
     for start in range(0, k.shape[-2], 64):
         part, values = logits[..., start : start + 64], v[..., start : start + 64, :].double()
         peak = part.amax(-1, keepdim=True)
-        s = (part - peak).clamp(min=flow_attention.MIN_EXPONENT)
+        s = (part - peak).clamp(min=lowest)
         c1, c2 = flow_attention.WEIGHT_SERIES
         weights, v_scale = (1 + c1 * s + c2 * s * s) ** 16, values.abs().amax(-2, keepdim=True) / 127
         assert (weights - 2**s).abs().max() < 2.5e-4, "a thirtieth of a code"
-        rounded = (weights * 127).round() * 2 ** (peak - logits.amax(-1, keepdim=True))
+        rounded = (weights * largest).round() * 2 ** (peak - logits.amax(-1, keepdim=True))
         total += rounded @ ((values / v_scale).round() * v_scale)
         weight_sum += rounded.sum(-1, keepdim=True)
     return (total / weight_sum).float()
@@ -200,7 +215,10 @@ def test_attention_with_quantized_keys_is_close_to_torch(queries: int, keys: int
     own, plain = Int8Attend(), AttentionProduct()
     got = own(q, k, v, None)
     rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
-    assert rms_error(got, quantized_attention(*rounded, v)) < 1e-3, "the same quantization in torch"
+    bound = (
+        2e-3 if host_target().isa == Isa.AVX512 else 1e-3
+    )  # 16 bits round one weight in 16 to another code
+    assert rms_error(got, quantized_attention(*rounded, v)) < bound, "the same quantization in torch"
     assert rms_error(got, plain(q, k, v, None)) < 0.02
     mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
     assert torch.equal(own(q, k, v, mask), plain(q, k, v, mask)), "with a mask, torch computes it"

@@ -37,8 +37,12 @@ from nightingale.models.layers.weight_layout import release_pages
 
 CONV_BLOCK: Final = 256
 """Channels that share a scale in a convolution, if there are so many."""
-MAX_OPERATIONS: Final = 3
+MAX_OPERATIONS: Final = 5
 """Operations of one call of the pool."""
+
+
+KernelCall = tuple[RenderOpcode, Mapping[Any, Any]]
+"""An operation and its arguments."""
 
 
 @cache
@@ -60,9 +64,7 @@ class KernelContext(threading.local):
         """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
         self.run_all([(opcode, args) for opcode in opcodes], thread_bytes=thread_bytes)
 
-    def run_all(
-        self, operations: Sequence[tuple[RenderOpcode, Mapping[Any, Any]]], *, thread_bytes: int
-    ) -> None:
+    def run_all(self, operations: Sequence[KernelCall], *, thread_bytes: int) -> None:
         """Run operations in their order."""
         threads = torch.get_num_threads()
         if threads not in self._pools:
@@ -90,10 +92,11 @@ CONTEXT = KernelContext()
 
 
 class Int8Linear(nn.Module):
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: nn.Linear, block: int | None = None) -> None:
+        """block: inputs that share a scale; default: the most that there are kernels for."""
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.block = max(block for block in LINEAR_OPCODES if plain.in_features % block == 0)
+        self.block = block or self.largest_block(plain)
         quantized = quantize_weights([plain.weight.detach()], block=self.block)
         codes, scales = tile_weight(quantized, signed=host_target().signed_weights)
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
@@ -107,6 +110,10 @@ class Int8Linear(nn.Module):
             return False
         return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
 
+    @staticmethod
+    def largest_block(layer: nn.Linear) -> int:
+        return max(block for block in LINEAR_OPCODES if layer.in_features % block == 0)
+
     @property
     def thread_bytes(self) -> int:
         return linear_scratch_bytes(self.in_features, self.block)
@@ -118,13 +125,14 @@ class Int8Linear(nn.Module):
         *,
         norm: nn.LayerNorm | None = None,
         epilogue: RowsEpilogue = RowsEpilogue.STORE,
-    ) -> tuple[RenderOpcode, dict[Any, Any]]:
+    ) -> KernelCall:
         """Return the operation that writes rows (rows, inputs) through this layer to out (rows, outputs)."""
         op = RowsLinearOp
         args: dict[Any, Any] = {
             op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
             op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
             op.HAS_NORM: int(norm is not None), op.EPILOGUE: int(epilogue),
+            op.LINKS: 0, op.X_IS_LOCAL: 0, op.OUT_IS_LOCAL: 0,
         }  # fmt: skip
         if norm is not None:
             args |= {op.NORM_WEIGHT: norm.weight, op.NORM_BIAS: norm.bias}

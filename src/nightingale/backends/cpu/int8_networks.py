@@ -14,12 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import Net, with_parts
-from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear
+from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear, KernelCall
 from nightingale.backends.cpu.kernels import flow_attention
-from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.norm_mish import NormMishOp
+from nightingale.backends.cpu.kernels.packed_keys import HEAD_DIM, FlowAttentionOp, packed_bytes
+from nightingale.backends.cpu.kernels.project_heads import (
+    PROJECT_BLOCK,
+    SHARES,
+    ProjectHeadsOp,
+    project_scratch_bytes,
+)
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
-from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
+from nightingale.backends.cpu.kernels.rows_linear import ROWS_PER_PASS, RowsEpilogue, RowsLinearOp
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import (
@@ -103,25 +109,38 @@ class Int8Attend(AttentionProduct):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, head_dim = q.shape
-        fits = head_dim == flow_attention.HEAD_DIM and queries >= flow_attention.QUERY_TILE
+        fits = head_dim == HEAD_DIM and queries >= flow_attention.QUERY_TILE
         if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
             return super().forward(q, k, v, mask)
         out = q.new_empty(batch, queries, heads, head_dim)
-        keys, op = k.shape[2], FlowAttentionOp
-        sizes = flow_attention.packed_bytes(keys, heads)
-        codes = CONTEXT.buffer(sum(sizes))
-        args: dict[Any, Any] = {
-            op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
-            op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
-            op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.V_CODES: codes + sum(sizes[:2]),
-            op.V_SCALES: codes + sum(sizes[:3]),
-            op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
-        }  # fmt: skip
-        thread_bytes = flow_attention.scratch_bytes(keys)
         for tensors in zip(q, k, v, out, strict=True):
-            args |= zip((op.Q, op.K, op.V, op.OUT), tensors, strict=True)
+            args, thread_bytes = attention_arguments(*tensors)
             CONTEXT.run(args, RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
+
+
+def attention_arguments(
+    q: Tensor, k: Tensor | None, v: Tensor | None, out: Tensor
+) -> tuple[dict[Any, Any], int]:
+    """Return the arguments of both operations of attention, and the scratch that a thread needs.
+
+    q, k, v: (heads, rows, HEAD_DIM); without k and v, as many keys as queries are packed by another operation.
+    """
+    heads, queries, _ = q.shape
+    keys, op = queries if k is None else k.shape[1], FlowAttentionOp
+    sizes = packed_bytes(keys, heads)
+    codes = CONTEXT.buffer(sum(sizes))
+    args: dict[Any, Any] = {
+        op.Q: q, op.OUT: out, op.Q_HEAD_STRIDE: q.stride(0), op.Q_ROW_STRIDE: q.stride(1), op.K_CODES: codes,
+        op.K_SCALES: codes + sizes[0], op.V_CODES: codes + sum(sizes[:2]), op.V_SCALES: codes + sum(sizes[:3]),
+        op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
+    }  # fmt: skip
+    if k is not None and v is not None:
+        args |= {
+            op.K: k, op.K_HEAD_STRIDE: k.stride(0), op.K_ROW_STRIDE: k.stride(1),
+            op.V: v, op.V_HEAD_STRIDE: v.stride(0), op.V_ROW_STRIDE: v.stride(1),
+        }  # fmt: skip
+    return args, flow_attention.scratch_bytes(keys)
 
 
 class Int8TransformerBlock(TransformerBlock):
@@ -145,8 +164,10 @@ class Int8TransformerBlock(TransformerBlock):
             attention.to_q.in_features, sum(layer.out_features for layer in projections), bias=False
         )
         qkv.weight = nn.Parameter(torch.cat([layer.weight for layer in projections]), requires_grad=False)
-        self.qkv, self.out = Int8Linear(qkv), Int8Linear(attention.to_out[0])  # type: ignore[arg-type]
-        self.up, self.down = Int8Linear(up["proj"]), Int8Linear(down)  # type: ignore[arg-type, index]
+        self.qkv, rest = Int8Linear(qkv), [attention.to_out[0], up["proj"], down]  # type: ignore[index]
+        block = min(Int8Linear.largest_block(layer) for layer in rest)
+        self.out, self.up, self.down = (Int8Linear(layer, block) for layer in rest)
+        self.thread_bytes = max(layer.thread_bytes for layer in (self.out, self.up, self.down))
         for layer in projections:
             release_pages(layer.weight)
 
@@ -158,22 +179,63 @@ class Int8TransformerBlock(TransformerBlock):
 
     def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
         batch, frames, width = x.shape
-        rows = x.reshape(-1, width).contiguous()
-        qkv = CONTEXT.floats("qkv", len(rows), self.qkv.out_features)
-        inner = CONTEXT.floats("inner", len(rows), self.up.out_features)
-        thread_bytes = max(layer.thread_bytes for layer in (self.qkv, self.out, self.up, self.down))
-        CONTEXT.run_all([self.qkv.operation(rows, qkv, norm=self.norm1)], thread_bytes=thread_bytes)
+        x = x.contiguous()
+        if mask is None and state is None and self._fits_whole(frames):
+            for rows in x:
+                self._run_whole(rows)
+            return x
+        rows, qkv = x.view(-1, width), x.new_empty(batch * frames, self.qkv.out_features)
+        qkv_call = self.qkv.operation(rows, qkv, norm=self.norm1)
+        CONTEXT.run_all([qkv_call], thread_bytes=self.qkv.thread_bytes)
         q, k, v = qkv.view(batch, frames, 3, self.heads, HEAD_WIDTH).permute(2, 0, 3, 1, 4)
         if state is not None:
             k, v = state.prepend_kv(k), state.prepend_kv(v)
         attended = self.attend(q, k, v, mask).transpose(1, 2).reshape(len(rows), -1).contiguous()
-        operations = [
+        CONTEXT.run_all(self._after_attention(attended, rows), thread_bytes=self.thread_bytes)
+        return x
+
+    def _fits_whole(self, frames: int) -> bool:
+        return (
+            frames >= flow_attention.QUERY_TILE
+            and self.qkv.block == PROJECT_BLOCK
+            and self.heads % SHARES == 0
+        )
+
+    def _run_whole(self, rows: Tensor) -> None:
+        """Compute the block for one utterance, (frames, width), in its place."""
+        op, frames, inner = ProjectHeadsOp, len(rows), self.out.in_features
+        q, attended = CONTEXT.floats("q", frames, inner), CONTEXT.floats("attended", frames, inner)
+        by_head = q.view(frames, self.heads, HEAD_WIDTH).transpose(0, 1)
+        attend, attend_bytes = attention_arguments(by_head, None, None, attended)
+        packed = ("K_CODES", "K_SCALES", "V_CODES", "V_SCALES")
+        args: dict[Any, Any] = {op[name]: attend[FlowAttentionOp[name]] for name in packed} | {
+            op.X: rows, op.Q: q, op.W_CODES: self.qkv.codes, op.W_SCALES: self.qkv.scales, op.BIAS: self.qkv.bias,
+            op.NORM_WEIGHT: self.norm1.weight, op.NORM_BIAS: self.norm1.bias, op.ROWS: frames,
+            op.K: self.qkv.in_features, op.HEADS: self.heads,
+        }  # fmt: skip
+        calls = [
+            (RenderOpcode.PROJECT_HEADS, args),
+            (RenderOpcode.ATTENTION, attend),
+            *self._after_attention(attended, rows),
+        ]
+        sizes = self.thread_bytes, attend_bytes, project_scratch_bytes(self.qkv.in_features)
+        CONTEXT.run_all(calls, thread_bytes=max(sizes))
+
+    def _after_attention(self, attended: Tensor, rows: Tensor) -> list[KernelCall]:
+        """Return the rest of the block, some rows at a time, so that what is between its layers stays in a cache."""
+        inner = CONTEXT.floats("inner", torch.get_num_threads() * ROWS_PER_PASS, self.up.out_features)
+        op = RowsLinearOp
+        (opcode, out), (_, up), (_, down) = (
             self.out.operation(attended, rows, epilogue=RowsEpilogue.ADD),
             self.up.operation(rows, inner, norm=self.norm3, epilogue=RowsEpilogue.GELU),
             self.down.operation(inner, rows, epilogue=RowsEpilogue.ADD),
+        )
+        linked = RenderOpcode.LINKED
+        return [
+            (opcode, {**out, op.LINKS: 2}),
+            (linked, {**up, op.OUT_IS_LOCAL: 1}),
+            (linked, {**down, op.X_IS_LOCAL: 1}),
         ]
-        CONTEXT.run_all(operations, thread_bytes=thread_bytes)
-        return rows.view(batch, frames, width)
 
 
 WHOLE_BLOCKS: Final = (Int8TransformerBlock, Int8ResnetBlock, Int8ConvBlock)

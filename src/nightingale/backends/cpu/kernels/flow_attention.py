@@ -35,10 +35,10 @@ from typing import Any, Final
 
 from llvmlite import ir
 
+from nightingale.backends.cpu.kernels import avx512_weights
 from nightingale.backends.cpu.kernels.int8_gemm import (
     emit_dot_16,
     emit_quantization,
-    emit_quantization_factor,
 )
 from nightingale.backends.cpu.kernels.llvm_builder import (
     F32,
@@ -49,28 +49,32 @@ from nightingale.backends.cpu.kernels.llvm_builder import (
     Pointer,
     Value,
 )
-from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
-from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
+from nightingale.backends.cpu.kernels.packed_keys import (
+    BLOCK_KEYS,
+    HEAD_DIM,
+    PARTS,
+    FlowAttentionOp,
+    PackedHeads,
+    padded_keys,
+    place_of_key,
+)
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Isa, Target
+from nightingale.backends.cpu.kernels.thread_pool import Operation
 from nightingale.backends.cpu.kernels.vector_math import (
     LANES,
     ROUNDING,
     ROUNDING_BITS,
     emit_exp2,
-    emit_nearest_int,
 )
 from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
-HEAD_DIM: Final = 64
-PARTS: Final = HEAD_DIM // LANES
 QUERIES_AT_ONCE: Final = 4
 """Queries for whose sums there are registers."""
 QUERY_TILE: Final = 16
 """Queries that a thread takes through all keys."""
-BLOCK_KEYS: Final = 64
-"""Keys whose weights, and whose values, share a scale."""
 WEIGHTS_AT_ONCE: Final = 32
 """Independent results that hide the time from one instruction to the next."""
-MASKED: Final = -1e30
+LOWEST: Final = -1e30
 WEIGHT_SERIES: Final = (0.04325128556, 0.0008661396275)
 """127 · 2**s is (127**(1/16) · (1 + c₁ s + c₂ s²))**16 to 0.03 for s from MIN_EXPONENT to 0: a thirtieth of a code."""
 MIN_EXPONENT: Final = -9.0
@@ -82,79 +86,10 @@ REST: Final = INT8_MAX ** (1 / 16) * (1 - WEIGHT_SERIES[0] ** 2 / (4 * WEIGHT_SE
 LOGIT_SCALE: Final = HEAD_DIM**-0.5 * math.log2(math.e) * UNIT
 
 
-class FlowAttentionOp(Arg):
-    """Arguments of both operations. Strides count floats."""
-
-    Q = K = V = OUT = K_SCALES = V_SCALES = F32
-    K_CODES = V_CODES = I8
-    Q_HEAD_STRIDE = Q_ROW_STRIDE = K_HEAD_STRIDE = K_ROW_STRIDE = V_HEAD_STRIDE = V_ROW_STRIDE = I64
-    KEYS = HEADS = I64
-    QUERIES = I64
-    """At least QUERY_TILE."""
-
-
-def packed_bytes(keys: int, heads: int) -> tuple[int, int, int, int]:
-    """Return the bytes of K_CODES, K_SCALES, V_CODES and V_SCALES."""
-    padded = heads * _padded(keys)
-    return padded * HEAD_DIM, 4 * padded, padded * HEAD_DIM, 4 * padded // BLOCK_KEYS * HEAD_DIM
-
-
 def scratch_bytes(keys: int) -> int:
     """Return the bytes that a thread needs for a tile of queries."""
-    padded = _padded(keys)
-    per_query = HEAD_DIM + 8 + padded + 3 * 4 * padded // BLOCK_KEYS
-    return QUERY_TILE * per_query + 4 * QUERIES_AT_ONCE * BLOCK_KEYS
-
-
-def _padded(keys: int) -> int:
-    return -(-keys // BLOCK_KEYS) * BLOCK_KEYS
-
-
-def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
-    f = Operation(module, "pack_keys")
-    op = f.args(FlowAttentionOp)
-    blocks = (op.keys + (BLOCK_KEYS - 1)) // BLOCK_KEYS
-    begin, end = f.thread_range(blocks * op.heads)
-    with f.loop(end, start=begin) as unit:
-        head, first = unit // blocks, unit % blocks * BLOCK_KEYS
-
-        def row(source: Pointer, head_stride: Value, row_stride: Value, key: Value) -> Pointer:
-            # The last key fills up the last block; its logits there are masked.
-            number = (first + key).min(op.keys - 1)
-            return source.offset(head * head_stride + number * row_stride)
-
-        with f.loop(BLOCK_KEYS) as key:
-            source = row(op.k, op.k_head_stride, op.k_row_stride, key)
-            vectors = [source.load_vector(number * LANES, LANES) for number in range(PARTS)]
-            scale, codes = emit_quantization(vectors)
-            op.k_scales[unit * BLOCK_KEYS + key] = scale
-            at = (unit * BLOCK_KEYS + key // LANES * LANES) * (HEAD_DIM // DOT_INPUTS) + key % LANES
-            for number, code in enumerate(codes):
-                stored = code if target.signed_weights else code + ZERO_POINT
-                fours = stored.cast(I8).bitcast(ir.VectorType(I32, LANES // DOT_INPUTS))
-                for four in range(LANES // DOT_INPUTS):
-                    spot = at + (number * (LANES // DOT_INPUTS) + four) * LANES
-                    op.k_codes.cast(I32)[spot] = fours.extract(four)
-        with f.loop(PARTS) as part:
-            own = (head * PARTS + part) * blocks + unit % blocks
-
-            def values(key: Value) -> Value:
-                source = row(op.v, op.v_head_stride, op.v_row_stride, key)
-                return source.load_vector(part * LANES, LANES)
-
-            magnitude = f.variable(f.zeros(F32, LANES))
-            with f.loop(BLOCK_KEYS) as key:
-                magnitude.value = magnitude.value.max(values(key).abs())
-            op.v_scales[own * LANES] = magnitude.value * (1 / INT8_MAX)
-            factor = emit_quantization_factor(magnitude.value)
-            with f.loop(BLOCK_KEYS, step=DOT_INPUTS) as key:
-                packed = f.zeros(I32, LANES)
-                for place in range(DOT_INPUTS):
-                    code = emit_nearest_int(values(key + place), factor)
-                    byte = (code if target.signed_weights else code + ZERO_POINT) & 255
-                    packed = packed + byte * (1 << (8 * place))
-                op.v_codes.cast(I32)[(own * (BLOCK_KEYS // DOT_INPUTS) + key // DOT_INPUTS) * LANES] = packed
-    return f.ret()
+    padded = padded_keys(keys)
+    return QUERY_TILE * (4 * BLOCK_KEYS + 5 * HEAD_DIM + 8 + padded + 2 * 4 * padded // BLOCK_KEYS)
 
 
 class _Tile:
@@ -164,14 +99,14 @@ class _Tile:
         self.width = blocks * BLOCK_KEYS
         self.blocks = blocks
         self.logits = start.cast(F32)
-        self.q_scales = self.logits.offset(QUERIES_AT_ONCE * BLOCK_KEYS)
+        self.totals = self.logits.offset(QUERY_TILE * BLOCK_KEYS)
+        self.p_codes = self.totals.offset(QUERY_TILE * HEAD_DIM).cast(I8)
+        self.q_codes = self.p_codes.offset(self.width * QUERY_TILE)
+        self.q_scales = self.q_codes.offset(HEAD_DIM * QUERY_TILE).cast(F32)
         self.q_corrections = self.q_scales.offset(QUERY_TILE).cast(I32)
         self.peaks = self.q_corrections.offset(QUERY_TILE).cast(F32)
         """Largest logits by block and query; then the scales of the weights."""
         self.sums = self.peaks.offset(blocks * QUERY_TILE)
-        self.corrections = self.sums.offset(blocks * QUERY_TILE).cast(I32)
-        self.q_codes = self.corrections.offset(blocks * QUERY_TILE).cast(I8)
-        self.p_codes = self.q_codes.offset(HEAD_DIM * QUERY_TILE)
 
 
 def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
@@ -180,7 +115,7 @@ def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
     op = f.args(FlowAttentionOp)
     blocks = (op.keys + (BLOCK_KEYS - 1)) // BLOCK_KEYS
     tiles = (op.queries + (QUERY_TILE - 1)) // QUERY_TILE
-    tile = _Tile(f.scratch, blocks)
+    tile, packed = _Tile(f.scratch, blocks), PackedHeads(op, blocks)
     logits, weights = _emit_logits(module, target), _emit_weights(module, target)
     values = _emit_values(module, target)
     begin, end = f.thread_range(tiles * op.heads)
@@ -190,27 +125,53 @@ def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
         with f.loop(QUERY_TILE) as row:
             query = op.q.offset(head * op.q_head_stride + (first + row) * op.q_row_stride)
             _emit_quantize_query(f, target, query, tile, row)
-        with f.loop(blocks) as block, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
-            at, start = (head * blocks + block) * BLOCK_KEYS, block * BLOCK_KEYS
-            codes, scales = op.k_codes.offset(at * HEAD_DIM), op.k_scales.offset(at)
-            queries = tile.q_codes.offset(row * HEAD_DIM)
-            f.call(logits, codes, scales, queries, tile.q_corrections.offset(row), tile.logits)
-            with f.if_then(start + BLOCK_KEYS > op.keys), f.loop(BLOCK_KEYS, start=op.keys - start) as key:
-                for query in range(QUERIES_AT_ONCE):
-                    tile.logits[key + query * BLOCK_KEYS] = f.const(MASKED, F32)
-            own = block * QUERY_TILE + row
-            places = tile.p_codes.offset(row * tile.width + start), tile.peaks.offset(own)
-            results = *places, tile.sums.offset(own), tile.corrections.offset(own)
-            f.call(weights, tile.logits, tile.q_scales.offset(row), *results, blocks)
+        with f.loop(blocks) as block:
+            start, own = block * BLOCK_KEYS, block * QUERY_TILE
+            keys = packed.keys(head, block)
+            with f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
+                given = (
+                    tile.q_codes.offset(row * HEAD_DIM),
+                    tile.q_corrections.offset(row),
+                    tile.q_scales.offset(row),
+                )
+                f.call(
+                    logits, *keys, *given, tile.logits.offset(row * BLOCK_KEYS), tile.peaks.offset(own + row)
+                )
+            with f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
+                given = (
+                    tile.logits.offset(row * BLOCK_KEYS),
+                    tile.q_scales.offset(row),
+                    tile.peaks.offset(own + row),
+                )
+                codes, sums = tile.p_codes.offset(row * tile.width + start), tile.sums.offset(own + row)
+                f.call(weights, *given, codes, sums, blocks)
+                with f.if_then(start + BLOCK_KEYS > op.keys):
+                    _emit_forget_padding(f, target, codes, sums, tile.width, start + BLOCK_KEYS - op.keys)
         _emit_scales(f, tile)
-        sizes = target.attention_tiles
-        with f.loop(PARTS, step=sizes.values) as part, f.loop(QUERY_TILE, step=sizes.value_queries) as row:
-            own = (head * PARTS + part) * blocks
-            codes, scales = op.v_codes.offset(own * (BLOCK_KEYS * LANES)), op.v_scales.offset(own * LANES)
-            places = tile.p_codes.offset(row * tile.width), tile.peaks.offset(row)
-            out = op.out.offset(((first + row) * op.heads + head) * HEAD_DIM + part * LANES)
-            f.call(values, codes, scales, *places, tile.corrections.offset(row), out, blocks, op.heads)
+        with f.loop(QUERY_TILE * HEAD_DIM, step=LANES) as at:
+            tile.totals[at] = f.zeros(F32, LANES)
+        with f.loop(blocks) as block, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
+            codes = tile.p_codes.offset(row * tile.width + block * BLOCK_KEYS)
+            given = codes, tile.peaks.offset(block * QUERY_TILE + row), tile.totals.offset(row * HEAD_DIM)
+            f.call(values, *packed.values(head, block), *given, blocks)
+        with f.loop(QUERY_TILE) as row:
+            out = op.out.offset(((first + row) * op.heads + head) * HEAD_DIM)
+            for part in range(0, HEAD_DIM, LANES):
+                out[part] = tile.totals.load_vector(row * HEAD_DIM + part, LANES)
     return f.ret()
+
+
+def _emit_forget_padding(
+    f: Function, target: Target, codes: Pointer, sums: Pointer, width: Value, padding: Value
+) -> None:
+    """Subtract the weights of the keys that fill up a block from the sums; they repeat the key before them.
+
+    Their values are zero.
+    """
+    last = f.const(BLOCK_KEYS - 1) - padding
+    with f.loop(QUERIES_AT_ONCE) as query:
+        code = codes[query * width + place_of_key(target, last)].widen(I64)
+        sums[query] = sums[query] - (code * padding).cast(F32)
 
 
 def _emit_quantize_query(f: Function, target: Target, query: Pointer, tile: _Tile, row: Value) -> None:
@@ -226,57 +187,68 @@ def _emit_quantize_query(f: Function, target: Target, query: Pointer, tile: _Til
 
 
 def _emit_logits(module: ir.Module, target: Target) -> Function:
-    """Emit logits (QUERIES_AT_ONCE, BLOCK_KEYS) of some queries and a block of keys, over the queries' scales."""
-    params = {"codes": I8, "scales": F32, "q_codes": I8, "q_corrections": I32, "logits": F32}
-    f = Function(module, "flow_logits", params)
-    codes, scales, q_codes, corrections, logits = f.params
+    """Emit logits (QUERIES_AT_ONCE, BLOCK_KEYS) of some queries over their scales, and the largest of each query."""
+    params = {"k_codes": I8, "k_scales": F32, "q_codes": I8, "q_corrections": I32, "q_scales": F32}
+    f = Function(module, "flow_logits", {**params, "logits": F32, "peaks": F32}, inline=True)
+    k_codes, k_scales, q_codes, corrections, scales, logits, peaks = f.params
     lanes, queries = target.lanes, range(QUERIES_AT_ONCE)
-    tiles = range(target.attention_tiles.keys)
+    tiles = range(target.attention_tiles)
     places = [(query, tile, part) for query in queries for tile in tiles for part in range(LANES // lanes)]
     rows = [q_codes.offset(number * HEAD_DIM) for number in queries]
     with f.loop(BLOCK_KEYS, step=len(tiles) * LANES) as key:
         starts = [target.emit_sums(f, corrections[query]) for query in queries]
         sums = {place: f.variable(starts[place[0]]) for place in places}
-        keys = [codes.offset((key + tile * LANES) * HEAD_DIM) for tile in tiles]
+        keys = [k_codes.offset((key + tile * LANES) * HEAD_DIM) for tile in tiles]
         with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
             emit_dot_16(f, target, i, keys, rows, sums)
         for query, tile, part in places:
             exact = target.emit_sums_as_float(sums[query, tile, part].value)
             at = key + tile * LANES + part * lanes
-            logits[at + query * BLOCK_KEYS] = exact * scales.load_vector(at, lanes)
+            logits[at + query * BLOCK_KEYS] = exact * k_scales.load_vector(at, lanes)
+    found = [_load_logits(logits, query, LANES) for query in queries]
+    if target.isa == Isa.AVX512:
+        peaks[0] = avx512_weights.emit_maxima(found) * scales.load_vector(0, QUERIES_AT_ONCE)
+    else:
+        for query, own in enumerate(found):
+            peaks[query] = reduce(Value.max, own).reduce_max() * scales[query]
     return f.ret()
+
+
+def _load_logits(logits: Pointer, query: int | Value, lanes: int) -> list[Value]:
+    return [logits.load_vector(query * BLOCK_KEYS + part, lanes) for part in range(0, BLOCK_KEYS, lanes)]
 
 
 def _emit_weights(module: ir.Module, target: Target) -> Function:
     """Emit the quantized weights of a block of keys for some queries, whose codes are `blocks` blocks apart."""
-    params = {"logits": F32, "scales": F32, "codes": I8, "peaks": F32, "sums": F32, "corrections": I32}
-    f = Function(module, "flow_weights", params | {"blocks": I64})
-    logits, scales, codes, peaks, sums, corrections, blocks = f.params
-    for row in range(QUERIES_AT_ONCE):  # all of them first: a maximum across lanes takes long
-        parts = [logits.load_vector(row * BLOCK_KEYS + part, LANES) for part in range(0, BLOCK_KEYS, LANES)]
-        peaks[row] = reduce(Value.max, parts).reduce_max() * scales[row]
+    params = {"logits": F32, "scales": F32, "peaks": F32, "codes": I8, "sums": F32, "blocks": I64}
+    f = Function(module, "flow_weights", params, inline=True)
+    logits, scales, peaks, codes, sums, blocks = f.params
+    if target.isa == Isa.AVX512:
+        found = [_load_logits(logits, query, LANES) for query in range(QUERIES_AT_ONCE)]
+        own_scales, own_peaks = (own.load_vector(0, QUERIES_AT_ONCE) for own in (scales, peaks))
+        all_codes, sums[0] = avx512_weights.emit_weights(f, found, own_scales, own_peaks, UNIT)
+        for number, code in enumerate(all_codes):
+            codes[blocks * (number * BLOCK_KEYS)] = code
+        return f.ret()
     with f.loop(QUERIES_AT_ONCE) as query:
         shift, own = f.const(OFFSET, F32) - peaks[query], codes.offset(blocks * (query * BLOCK_KEYS))
         total = f.zeros(I32, WEIGHTS_AT_ONCE)
-        for place in range(0, BLOCK_KEYS, WEIGHTS_AT_ONCE):
-            logit = logits.load_vector(query * BLOCK_KEYS + place, WEIGHTS_AT_ONCE)
+        for number, logit in enumerate(_load_logits(logits, query, WEIGHTS_AT_ONCE)):
             u = logit.fma(logit.splat(scales[query]), logit.splat(shift)).max(UNIT * MIN_EXPONENT + OFFSET)
             power = u.fma(u, REST)
             for _ in range(4):
                 power = power * power
             rounded = (power + ROUNDING).bitcast(total.ir_type)
-            own[place] = rounded.cast(I8)
+            own[number * WEIGHTS_AT_ONCE] = rounded.cast(I8)
             total = total + rounded
         code_sum = total.reduce_sum() - (BLOCK_KEYS * ROUNDING_BITS & 0xFFFFFFFF)
         sums[query] = code_sum.cast(F32)
-        if not target.signed_weights:
-            corrections[query] = code_sum * -ZERO_POINT
     return f.ret()
 
 
 def _emit_scales(f: Function, tile: _Tile) -> None:
     """Replace the peaks by the scales of the blocks' weights, so that a query's weights sum up to 1."""
-    highest = f.variable(f.zeros(F32, QUERY_TILE) + MASKED)
+    highest = f.variable(f.zeros(F32, QUERY_TILE) + LOWEST)
     total = f.variable(f.zeros(F32, QUERY_TILE))
 
     def block_rows() -> Any:
@@ -294,26 +266,26 @@ def _emit_scales(f: Function, tile: _Tile) -> None:
 
 
 def _emit_values(module: ir.Module, target: Target) -> Function:
-    """Emit Σ weight · value of some parts of LANES channels for some queries."""
-    params = {"codes": I8, "scales": F32, "p_codes": I8, "p_scales": F32, "p_corrections": I32}
-    f = Function(module, "flow_values", {**params, "out": F32, "blocks": I64, "heads": I64})
-    codes, scales, p_codes, p_scales, corrections, out, blocks, heads = f.params
-    sizes, lanes, parts = target.attention_tiles, target.lanes, range(LANES // target.lanes)
-    queries, tiles = range(sizes.value_queries), range(sizes.values)
-    places = [(query, tile, part) for query in queries for tile in tiles for part in parts]
-    totals = {place: f.variable(f.zeros(F32, lanes)) for place in places}
-    with f.loop(blocks) as block:
-        starts = [target.emit_sums(f, corrections[block * QUERY_TILE + query]) for query in queries]
-        sums = {place: f.variable(starts[place[0]]) for place in places}
-        rows = [p_codes.offset((blocks * query + block) * BLOCK_KEYS) for query in queries]
-        values = [codes.offset((blocks * tile + block) * (BLOCK_KEYS * LANES)) for tile in tiles]
-        for i in range(0, BLOCK_KEYS, 4 * DOT_INPUTS):
-            emit_dot_16(f, target, f.const(i), values, rows, sums)
+    """Emit totals (QUERIES_AT_ONCE, HEAD_DIM) += weights · values of a block; all parts are `blocks` blocks apart."""
+    params = {"codes": I8, "scales": F32, "p_codes": I8, "p_scales": F32, "totals": F32, "blocks": I64}
+    f = Function(module, "flow_values", params, inline=True)
+    codes, scales, p_codes, p_scales, totals, blocks = f.params
+    lanes, queries, at_once = target.lanes, range(QUERIES_AT_ONCE), target.attention_tiles
+    rows = [p_codes.offset(blocks * (query * BLOCK_KEYS)) for query in queries]
+    for first in range(0, PARTS, at_once):
+        tiles = range(at_once)
+        places = [
+            (query, tile, part) for query in queries for tile in tiles for part in range(LANES // lanes)
+        ]
+        start = target.emit_sums(f, f.const(0, I32))
+        sums = {place: f.variable(start) for place in places}
+        values = [codes.offset(blocks * ((first + tile) * BLOCK_KEYS * LANES)) for tile in tiles]
+        with f.loop(BLOCK_KEYS, step=4 * DOT_INPUTS) as i:
+            emit_dot_16(f, target, i, values, rows, sums, rows_are_unsigned=True)
         for query, tile, part in places:
-            own, total = block * QUERY_TILE + query, totals[query, tile, part]
             exact = target.emit_sums_as_float(sums[query, tile, part].value)
-            scale = scales.load_vector((blocks * tile + block) * LANES + part * lanes, lanes) * p_scales[own]
-            total.value = exact.fma(scale, total.value)
-    for (query, tile, part), total in totals.items():
-        out[heads * (query * HEAD_DIM) + tile * LANES + part * lanes] = total.value
+            at = part * lanes
+            scale = scales.load_vector(blocks * ((first + tile) * LANES) + at, lanes) * p_scales[query]
+            at += query * HEAD_DIM + (first + tile) * LANES
+            totals[at] = exact.fma(scale, totals.load_vector(at, lanes))
     return f.ret()

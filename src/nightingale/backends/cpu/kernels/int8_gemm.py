@@ -173,10 +173,12 @@ def emit_dot_16(
     bits: int = 8,
     *,
     prefetch_bytes: int = 0,
+    rows_are_unsigned: bool = False,
 ) -> None:
     """Add the products of inputs i … i + 16 to `sums`: variables by row, tile and part of a tile.
 
     prefetch_bytes: distance at which weights are prefetched that are not in a cache; 0 for none.
+    rows_are_unsigned: inputs are not negative, and weights are signed on every target.
     """
     broadcasts = [target.emit_broadcasts(f, row.offset(i)) for row in rows]
     per_byte = 8 // bits
@@ -193,7 +195,8 @@ def emit_dot_16(
                     weights = weights if target.signed_weights else weights + ZERO_POINT
                 for row, broadcast in enumerate(inputs):
                     total = sums[row, tile, part]
-                    total.value = target.emit_dot(f, total.value, weights, broadcast)
+                    pair = (broadcast, weights) if rows_are_unsigned else (weights, broadcast)
+                    total.value = target.emit_dot(f, total.value, *pair)
 
 
 def emit_gemm(

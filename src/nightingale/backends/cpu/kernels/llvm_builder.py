@@ -129,6 +129,11 @@ class Value:
         other = if_true.splat(if_false)
         return self.wrap(self.function.builder.select(self.raw, if_true.raw, other.raw))
 
+    def select_pointer(self, if_true: Pointer, if_false: Pointer) -> Pointer:
+        """Choose one of two addresses; this value is the result of a comparison of scalars."""
+        chosen = self.function.builder.select(self.raw, if_true.address, if_false.address)
+        return Pointer(self.function, chosen, if_true.element)
+
     def cast(self, element: IRType) -> Value:
         """Convert to another element type; integers are signed, and never widened."""
         if self.is_float and element in FLOATS:
@@ -139,6 +144,10 @@ class Value:
             name = "sitofp" if element in FLOATS else "trunc"
         ir_type = ir.VectorType(element, self.lanes) if self.lanes else element
         return self.wrap(getattr(self.function.builder, name)(self.raw, ir_type))
+
+    def widen(self, element: IRType) -> Value:
+        """Convert an unsigned integer to a larger type."""
+        return self.wrap(self.function.builder.zext(self.raw, element))
 
     def bitcast(self, ir_type: IRType) -> Value:
         return self.wrap(self.function.builder.bitcast(self.raw, ir_type))
@@ -242,10 +251,14 @@ class Pointer:
 class Function:
     """A function without a result, while it is being emitted."""
 
-    def __init__(self, module: ir.Module, name: str, params: Mapping[str, IRType]) -> None:
+    def __init__(
+        self, module: ir.Module, name: str, params: Mapping[str, IRType], *, inline: bool = False
+    ) -> None:
         """Declare a function; a type other than I64 declares a pointer to elements of it."""
         types = [I64 if param == I64 else ADDRESS for param in params.values()]
         self.module, self.raw = module, ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
+        if inline:
+            self.raw.attributes.add("alwaysinline")
         first, self._body = self.raw.append_basic_block(), self.raw.append_basic_block()
         self.entry, self.builder = ir.IRBuilder(first), ir.IRBuilder(self._body)
         self.params: list[Any] = [

@@ -1,7 +1,7 @@
 """The operations of the flow and the vocoder: convolution, norms, Snake, attention and linear layers in one module.
 
-All but one have files of their own (int8_conv1d.py, winograd_conv1d.py, norm_mish.py, flow_attention.py,
-rows_linear.py); here is
+All but one have files of their own (int8_conv1d.py, winograd_conv1d.py, norm_mish.py, packed_keys.py,
+project_heads.py, flow_attention.py, rows_linear.py); here is
 
     snake    (channels, columns): y = x + sin²(αx) / α in one pass over memory, where torch takes five.
              Threads divide the channels.
@@ -16,11 +16,13 @@ from typing import Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.flow_attention import emit_flow_attention, emit_pack_keys
+from nightingale.backends.cpu.kernels.flow_attention import emit_flow_attention
 from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Value
 from nightingale.backends.cpu.kernels.norm_mish import emit_norm_mish
-from nightingale.backends.cpu.kernels.rows_linear import emit_rows_linear
+from nightingale.backends.cpu.kernels.packed_keys import BlockPackers, emit_pack_keys
+from nightingale.backends.cpu.kernels.project_heads import PROJECT_BLOCK, emit_project_heads
+from nightingale.backends.cpu.kernels.rows_linear import RowsGemm, emit_rows_linear
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
@@ -41,6 +43,9 @@ class RenderOpcode(IntEnum):
     WINOGRAD_CONV1D = 7
     LINEAR_256 = 8
     NORM_MISH = 9
+    PROJECT_HEADS = 10
+    LINKED = 11
+    """Computed by an operation before it in the table (RowsLinearOp.LINKS)."""
 
 
 LINEAR_OPCODES: Final = {
@@ -59,17 +64,20 @@ class SnakeOp(Arg):
 def emit_render_module(target: Target) -> ir.Module:
     """Emit the module of the flow's and the vocoder's layers."""
     module = ir.Module("render")
+    packers = BlockPackers(module, target)
     operations = {
         RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
         RenderOpcode.CONV1D: emit_conv1d(module, target),
         RenderOpcode.SNAKE: _emit_snake(module),
-        RenderOpcode.PACK_KEYS: emit_pack_keys(module, target),
+        RenderOpcode.PACK_KEYS: emit_pack_keys(module, packers),
         RenderOpcode.ATTENTION: emit_flow_attention(module, target),
         RenderOpcode.WINOGRAD_CONV1D: emit_winograd_conv1d(module, target),
         RenderOpcode.NORM_MISH: emit_norm_mish(module),
     }
+    gemms = {block: RowsGemm(module, target, block) for block in LINEAR_OPCODES}
     for block, opcode in LINEAR_OPCODES.items():
-        operations[opcode] = emit_rows_linear(module, target, block)
+        operations[opcode] = emit_rows_linear(module, gemms[block], block)
+    operations[RenderOpcode.PROJECT_HEADS] = emit_project_heads(module, gemms[PROJECT_BLOCK], packers)
     emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
     return module
 

@@ -6,28 +6,38 @@ Shapes
     x     (rows, k) float32        out   (rows, n) float32
 
 Pseudo-code, for each thread's share of the rows, ROWS_PER_PASS at a time
-    codes, scales = quantize(norm(x[rows]))
-    for tile in tiles of 16 outputs, four rows at a time:
-        out[rows, tile] = epilogue(gemm(codes, tile))
+    for layer in linked layers:
+        codes, scales = quantize(norm(x[rows]))
+        for tile in some tiles of 16 outputs, for block in blocks of inputs, four rows at a time:
+            sums[rows, tile] += gemm(codes[block], tile[block])
+            if block is the last: out[rows, tile] = epilogue(sums[rows, tile])
 
 Why it is fast: with many rows a product is bound by its dot products, so everything else is kept away from them.
-Rows and one tile of weights stay in the L1 cache together; 4 rows × 16 outputs are summed in registers and leave
-them through the epilogue, straight to `out`; a scale is applied once in 256 inputs where k allows it, which takes
-a twentieth of the time of their dot products. Norm, bias, GELU and residual need no pass of their own over memory.
+Rows and one block of some tiles of weights stay in the L1 cache together; 4 rows × 16 outputs are summed in registers
+and leave them through the epilogue, straight to `out`; a scale is applied once in 256 inputs where k allows it, which
+takes a twentieth of the time of their dot products. Norm, bias, GELU and residual need no pass of their own over
+memory, and what linked layers hand to each other stays in the L2 cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any, Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.int8_gemm import GemmScratch, Norm, emit_dot_16, emit_quantize_row
-from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Value
+from nightingale.backends.cpu.kernels.int8_gemm import (
+    GROUP_OUTPUTS,
+    GemmScratch,
+    Norm,
+    emit_dot_16,
+    emit_quantize_row,
+)
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, WORDS, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
-from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
+from nightingale.backends.cpu.kernels.thread_pool import OP_WORDS, Arg, Operation, load_args
 from nightingale.backends.cpu.kernels.vector_math import emit_gelu_erf
 
 ROWS_PER_PASS: Final = 32
@@ -56,36 +66,92 @@ class RowsLinearOp(Arg):
     ROWS = OUTPUTS = K = EPILOGUE = I64
     HAS_NORM = I64
     """1: LayerNorm before the product."""
+    LINKS = I64
+    """Operations after this one in the table that it computes too, for the same rows; their opcode is LINKED."""
+    X_IS_LOCAL = OUT_IS_LOCAL = I64
+    """1: the rows of a pass lie at the thread's own place of (threads · ROWS_PER_PASS) rows."""
 
 
-def linear_scratch_bytes(k: int, block: int) -> int:
+def linear_scratch_bytes(k: int, block: int, rows: int = ROWS_PER_PASS) -> int:
     """Return the bytes that a thread needs for rows of k inputs."""
-    return GemmScratch.size_bytes(k, block, ROWS_PER_PASS)
+    return GemmScratch.size_bytes(k, block, rows)
 
 
-def emit_rows_linear(module: ir.Module, target: Target, block: int) -> Operation:
-    plain, normed = (emit_quantize_row(module, target, norm, block) for norm in (Norm.NONE, Norm.LAYER))
-    kernels = {rows: _emit_tile(module, target, block, rows) for rows in ROWS_AT_ONCE}
+class RowsGemm:
+    """The functions of a product over many rows: quantize them, then multiply them with a range of the outputs."""
+
+    def __init__(self, module: ir.Module, target: Target, block: int) -> None:
+        norms = (Norm.NONE, Norm.LAYER)
+        self._plain, self._normed = (emit_quantize_row(module, target, norm, block) for norm in norms)
+        self._kernels = {rows: _emit_tile(module, target, block, rows) for rows in ROWS_AT_ONCE}
+        self._target, self._block = target, block
+
+    def scratch(self, start: Pointer, k: Value, rows: int) -> GemmScratch:
+        return GemmScratch(start, k, k // self._block, rows)
+
+    def emit_quantize(
+        self, f: Function, op: SimpleNamespace, x: Pointer, scratch: GemmScratch, count: Value, *, norm: bool
+    ) -> None:
+        """Quantize `count` rows at x, after the LayerNorm of the operation if there is one."""
+        with f.loop(count) as row:
+            given = x.offset(row * op.k), op.norm_weight, op.norm_bias, *scratch.row(row), op.k
+            f.call(self._normed if norm else self._plain, *given)
+
+    def emit_multiply(
+        self,
+        f: Function,
+        op: SimpleNamespace,
+        scratch: GemmScratch,
+        out: Pointer,
+        *,
+        count: Value,
+        outputs: tuple[Value, Value],
+        stride: Value,
+        epilogue: Value,
+    ) -> None:
+        """Write outputs from the first to before the last of `count` quantized rows to out, (count, stride)."""
+        first, last = outputs
+        blocks = op.k // self._block
+        with f.loop(last, start=first, step=_tiles(self._target) * TILE_OUTPUTS) as output:
+            weights = op.w_codes.offset(output * op.k), op.w_scales.offset(output * blocks)
+            bias, place = op.bias.offset(output), out.offset(output - first)
+            with f.loop(blocks) as number:
+                done = f.const(0)
+                for several, kernel in self._kernels.items():
+                    times = (count - done) // several
+                    sums = scratch.product.offset(done * GROUP_OUTPUTS), place.offset(done * stride)
+                    rest = op.k, number, stride, epilogue, times
+                    f.call(kernel, *weights, *scratch.row(done), bias, *sums, *rest)
+                    done = times * several
+
+
+def emit_rows_linear(module: ir.Module, gemm: RowsGemm, block: int) -> Operation:
+    one_pass = _emit_pass(module, gemm, block)
     f = Operation(module, f"rows_linear_{block}")
     op = f.args(RowsLinearOp)
-    k, outputs = op.k, op.outputs
-    scratch = GemmScratch(f.scratch, k, k // block, ROWS_PER_PASS)
     begin, end = f.thread_range(op.rows, ROWS_AT_ONCE[0])
-    with f.loop(end, start=begin, step=ROWS_PER_PASS) as first:
+    with f.loop(end, start=begin, step=ROWS_PER_PASS) as first, f.loop(op.links + 1) as link:
         count = (first + ROWS_PER_PASS).min(end) - first
-        with f.if_else(op.has_norm.equals(1)) as (with_norm, without):
-            for branch, function in ((with_norm, normed), (without, plain)):
-                with branch, f.loop(count) as row:
-                    x = op.x.offset((first + row) * k)
-                    f.call(function, x, op.norm_weight, op.norm_bias, *scratch.row(row), k)
-        with f.loop(outputs, step=_tiles(target) * TILE_OUTPUTS) as output:
-            weights = op.w_codes.offset(output * k), op.w_scales.offset(output * (k // block))
-            done = f.const(0)
-            for several, kernel in kernels.items():
-                times = (count - done) // several
-                out, bias = op.out.offset((first + done) * outputs + output), op.bias.offset(output)
-                f.call(kernel, *weights, *scratch.row(done), bias, out, k, outputs, op.epilogue, times)
-                done = times * several
+        f.call(one_pass, f.op.offset(link * OP_WORDS), f.scratch, f.thread, first, count)
+    return f.ret()
+
+
+def _emit_pass(module: ir.Module, gemm: RowsGemm, block: int) -> Function:
+    """Emit the product of ROWS_PER_PASS rows or fewer."""
+    params = {"op": WORDS, "scratch": I32, "thread": I64, "first": I64, "count": I64}
+    f = Function(module, f"rows_pass_{block}", params)
+    words, start, thread, first, count = f.params
+    op = load_args(f, RowsLinearOp, words)
+    scratch = gemm.scratch(start, op.k, ROWS_PER_PASS)
+    own = thread * ROWS_PER_PASS
+    x_row, out_row = (local.equals(1).select(own, first) for local in (op.x_is_local, op.out_is_local))
+    with f.if_else(op.has_norm.equals(1)) as (with_norm, without):
+        for branch, norm in ((with_norm, True), (without, False)):
+            with branch:
+                gemm.emit_quantize(f, op, op.x.offset(x_row * op.k), scratch, count, norm=norm)
+    out = op.out.offset(out_row * op.outputs)
+    outputs, stride = (f.const(0), op.outputs), op.outputs
+    gemm.emit_multiply(f, op, scratch, out, count=count, outputs=outputs, stride=stride, epilogue=op.epilogue)
     return f.ret()
 
 
@@ -101,21 +167,30 @@ def _join(values: Sequence[Value]) -> Value:
 
 
 def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Function:
-    """Emit some tiles of outputs of `rows` rows, and of the `times - 1` times as many that follow."""
-    params: dict[str, Any] = {"w_codes": I8, "w_scales": F32, "x_codes": I8, "x_scales": F32}
-    params |= {
+    """Emit one block of inputs of some tiles of outputs, for `rows` rows and the `times - 1` times as many that follow.
+
+    Sums of the blocks before it are in `product` (rows, GROUP_OUTPUTS). After the last block they go through the
+    epilogue to `out`, whose rows are `stride` apart.
+    """
+    params: dict[str, Any] = {
+        "w_codes": I8,
+        "w_scales": F32,
+        "x_codes": I8,
+        "x_scales": F32,
         "x_corrections": I32,
+    }
+    params |= {
         "bias": F32,
+        "product": F32,
         "out": F32,
         "k": I64,
+        "number": I64,
         "stride": I64,
         "epilogue": I64,
-        "times": I64,
     }
-    f = Function(module, f"rows_tile_{rows}_{block}", params)
-    w_codes, w_scales, all_codes, all_scales, all_corrections, bias, all_out, k, stride, epilogue, times = (
-        f.params
-    )
+    f = Function(module, f"rows_tile_{rows}_{block}", {**params, "times": I64})
+    w_codes, w_scales, all_codes, all_scales, all_corrections, bias, product = f.params[:7]
+    all_out, k, number, stride, epilogue, times = f.params[7:]
     lanes, tiles, blocks = target.lanes, range(_tiles(target)), k // block
     parts = range(TILE_OUTPUTS // lanes)
     places = [(row, tile, part) for row in range(rows) for tile in tiles for part in parts]
@@ -123,48 +198,49 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
     def output(tile: int, part: int) -> int:
         return tile * TILE_OUTPUTS + part * lanes
 
+    def sums_so_far(row: Value, tile: int, part: int) -> Pointer:
+        place: Pointer = product.offset(row * GROUP_OUTPUTS + output(tile, part))
+        return place
+
+    codes = [w_codes.offset((k * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
     with f.loop(times) as turn:
         first = turn * rows
-        x_codes, out = all_codes.offset(first * k), all_out.offset(first * stride)
-        x_scales = all_scales.offset(first * blocks)
-        corrections = all_corrections.offset(first * blocks)
-        starts = {
-            (tile, part): bias.load_vector(output(tile, part), lanes) for tile in tiles for part in parts
-        }
-        totals = {place: f.variable(starts[place[1:]]) for place in places}
-        with f.loop(blocks) as number:
-            starting = [target.emit_sums(f, corrections[blocks * row + number]) for row in range(rows)]
-            sums = {place: f.variable(starting[place[0]]) for place in places}
-            codes = [w_codes.offset((k * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
-            sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
-            with f.loop(block, step=UNROLLED) as i:
-                for part in range(0, UNROLLED, 4 * DOT_INPUTS):
-                    emit_dot_16(f, target, i + part, codes, sources, sums)
-            scales = {
-                (tile, part): w_scales.load_vector(
-                    (blocks * tile + number) * TILE_OUTPUTS + part * lanes, lanes
-                )
-                for tile in tiles
-                for part in parts
-            }
+        x_codes, out = all_codes.offset(first * k + number * block), all_out.offset(first * stride)
+        x_scales = all_scales.offset(first * blocks + number)
+        corrections = all_corrections.offset(first * blocks + number)
+        starting = [target.emit_sums(f, corrections[blocks * row]) for row in range(rows)]
+        sums = {place: f.variable(starting[place[0]]) for place in places}
+        sources = [x_codes.offset(k * row) for row in range(rows)]
+        with f.loop(block, step=UNROLLED) as i:
+            for part in range(0, UNROLLED, 4 * DOT_INPUTS):
+                emit_dot_16(f, target, i + part, codes, sources, sums)
+        # Of the first block, every row begins with the same bias.
+        is_first = number.equals(0)
+        totals = {}
+        for row, tile, part in places:
+            at = output(tile, part)
+            w_scale = w_scales.load_vector((blocks * tile + number) * TILE_OUTPUTS + part * lanes, lanes)
+            exact = target.emit_sums_as_float(sums[row, tile, part].value)
+            before = is_first.select_pointer(bias.offset(at), sums_so_far(first + row, tile, part))
+            totals[row, tile, part] = exact.fma(
+                w_scale * x_scales[blocks * row], before.load_vector(0, lanes)
+            )
+        with f.if_then(number + 1 < blocks):
             for row, tile, part in places:
-                exact, total = (
-                    target.emit_sums_as_float(sums[row, tile, part].value),
-                    totals[row, tile, part],
-                )
-                total.value = exact.fma(scales[tile, part] * x_scales[blocks * row + number], total.value)
+                sums_so_far(first + row, tile, part)[0] = totals[row, tile, part]
 
+        is_last = (number + 1).equals(blocks)
         changes: dict[RowsEpilogue, Callable[[Value], Value]] = {
             RowsEpilogue.STORE: lambda value: value,
             RowsEpilogue.ADD: lambda value: value,
             RowsEpilogue.GELU: emit_gelu_erf,
         }
         for kind, change in changes.items():
-            with f.if_then(epilogue.equals(kind)):
+            with f.if_then(is_last.select(epilogue, -1).equals(kind)):
                 # Several vectors at a time hide the time from one instruction to the next.
                 for first_place in range(0, len(places), VECTORS_AT_ONCE):
                     group = places[first_place : first_place + VECTORS_AT_ONCE]
-                    joined = change(_join([totals[place].value for place in group]))
+                    joined = change(_join([totals[place] for place in group]))
                     for vector, (row, tile, part) in enumerate(group):
                         at = stride * row + output(tile, part)
                         value = joined.shuffle(range(vector * lanes, (vector + 1) * lanes))

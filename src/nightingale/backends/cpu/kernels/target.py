@@ -36,17 +36,6 @@ class Isa(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionTiles:
-    """Parts of the flow's attention that are computed at once: as many as there are registers for their sums."""
-
-    keys: int = 1
-    """Groups of 16 keys, for four queries."""
-    values: int = 1
-    """Groups of 16 channels, whose sums have totals beside them."""
-    value_queries: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     isa: Isa
     lanes: int
@@ -57,7 +46,8 @@ class Target:
     """Distance at which weights are prefetched. 0: the hardware does it by itself."""
     spins_per_ms: int
     """Iterations of a loop of one load and one `pause` in a millisecond."""
-    attention_tiles: AttentionTiles = AttentionTiles()
+    attention_tiles: int = 1
+    """Groups of 16 keys, or of 16 channels, that are computed at once for four queries of the flow's attention."""
     conv_columns: int = 16
     """Columns of a convolution that are computed at once, for four outputs."""
     triple: str = ""
@@ -68,8 +58,16 @@ class Target:
         """Return how many tiles are computed at once: as many as there are registers for their sums."""
         return {Isa.AVX512: 4, Isa.AVX_VNNI: max(1, 4 // rows), Isa.NEON: 1}[self.isa]
 
+    @property
+    def interleaves_weights(self) -> bool:
+        """Whether the weights of attention are packed from int32 to int8 within parts of 128 bits."""
+        return self.isa == Isa.AVX512
+
     def emit_dot(self, f: Function, sums: Value, weights: Value, inputs: Value) -> Value:
-        """Return sums (lanes) plus the dot products of weights and inputs, both (lanes × DOT_INPUTS)."""
+        """Return sums (lanes) plus the dot products of weights and inputs, both (lanes × DOT_INPUTS).
+
+        On x86, bytes of `weights` are unsigned.
+        """
         if self.isa == Isa.NEON:
             return f.intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", sums.ir_type, [sums, weights, inputs])
         operands = [weights, inputs]
@@ -122,12 +120,10 @@ AVX512: Final = Target(
     prefetch_bytes=1024,
     spins_per_ms=20_000,
     # A dot product waits five cycles for the sum that it adds to, and two of them start in a cycle.
-    attention_tiles=AttentionTiles(keys=4, values=2, value_queries=4),
+    attention_tiles=4,
     conv_columns=32,
 )
-AVX_VNNI: Final = replace(
-    AVX512, isa=Isa.AVX_VNNI, lanes=8, attention_tiles=AttentionTiles(), conv_columns=16
-)
+AVX_VNNI: Final = replace(AVX512, isa=Isa.AVX_VNNI, lanes=8, attention_tiles=1, conv_columns=16)
 
 
 def detect_target() -> Target | str:

@@ -128,18 +128,23 @@ class Operation(Function):
 
     def args(self, names: type[Arg], words: Pointer | None = None) -> SimpleNamespace:
         """Load the arguments of the operation, or those in `words`; their names are in lower case."""
-        loaded: dict[str, Value | Pointer] = {}
-        for arg in names:
-            value = (words or self.op)[arg]
-            element = I64 if arg.element is WORDS else arg.element
-            loaded[arg.name.lower()] = value if arg.element == I64 else self.pointer_at(value, element)
-        return SimpleNamespace(**loaded)
+        return load_args(self, names, words or self.op)
 
     def thread_range(self, count: Value, unit: int = 1) -> tuple[Value, Value]:
         """Return begin and end of this thread's share of `count`, in whole units."""
         units = (count + (unit - 1)) // unit
         begin, end = units * self.thread // self.threads, units * (self.thread + 1) // self.threads
         return begin * unit, (end * unit).min(count)
+
+
+def load_args(f: Function, names: type[Arg], words: Pointer) -> SimpleNamespace:
+    """Load the arguments in the words of an operation; their names are in lower case."""
+    loaded: dict[str, Value | Pointer] = {}
+    for arg in names:
+        value = words[arg]
+        element = I64 if arg.element is WORDS else arg.element
+        loaded[arg.name.lower()] = value if arg.element == I64 else f.pointer_at(value, element)
+    return SimpleNamespace(**loaded)
 
 
 def emit_thread_pool(
