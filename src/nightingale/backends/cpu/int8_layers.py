@@ -23,10 +23,16 @@ from nightingale.backends.cpu.kernels import int8_conv1d, render_operations
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
-from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, RenderOpcode, SnakeOp
+from nightingale.backends.cpu.kernels.render_operations import (
+    LINEAR_OPCODES,
+    RenderOpcode,
+    SnakeOp,
+    TransposeOp,
+)
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
+from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Snake
@@ -77,18 +83,31 @@ class KernelContext(threading.local):
     def buffer(self, size: int) -> int:
         """Return the address of `size` bytes, which are free until this thread's next call."""
         if self._buffer.nbytes < size:
-            self._buffer = page_aligned_zeros((2 * size,), np.int8)  # a vector lies in one line of the cache
+            self._buffer = page_aligned_zeros((2 * size,), np.int8, huge_pages=True)
         return address_of(self._buffer)
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """Return memory that lasts until this thread asks for the same name: new memory costs page faults."""
         size = math.prod(shape)
         if name not in self._floats or self._floats[name].numel() < size:
-            self._floats[name] = torch.empty(size)
+            memory = page_aligned_zeros((size,), huge_pages=True)
+            self._floats[name] = torch.from_numpy(memory)
         return self._floats[name][:size].view(shape)
 
 
 CONTEXT = KernelContext()
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return x (batch, rows, columns) in rows, also where it lies in columns, which torch takes long to copy."""
+    if x.is_contiguous() or x.stride(1) != 1 or min(x.shape[1:]) < LANES:
+        return x.contiguous()
+    (batch, rows, columns), op = x.shape, TransposeOp
+    out = x.new_empty(batch, rows, columns)
+    args = {op.ROWS: columns, op.COLUMNS: rows, op.X_STRIDE: x.stride(2)}
+    for source, result in zip(x, out, strict=True):
+        CONTEXT.run(args | {op.X: source, op.OUT: result}, RenderOpcode.TRANSPOSE)
+    return out
 
 
 class Int8Linear(nn.Module):
@@ -211,7 +230,7 @@ class Int8Conv1d(FusedConv1d):
         residual: Tensor | None = None,
     ) -> Tensor:
         if x.stride(2) != 1:
-            x = x.contiguous()
+            x = contiguous(x)
         (batch, channels, _), op = x.shape, Conv1dOp
         # At least one tile of columns; those beyond `columns` are dropped.
         computed = max(host_target().conv_columns, columns)

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import Net, with_parts
-from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear, KernelCall
+from nightingale.backends.cpu.int8_layers import (
+    CONTEXT,
+    FusedSnake,
+    Int8Conv1d,
+    Int8Linear,
+    KernelCall,
+    contiguous,
+)
 from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.norm_mish import NormMishOp
 from nightingale.backends.cpu.kernels.packed_keys import HEAD_DIM, FlowAttentionOp, packed_bytes
@@ -98,7 +105,7 @@ class Int8ResnetBlock(ResnetBlock):
         return Int8Conv1d.fits(block.res_conv) and all(Int8ConvBlock.fits(conv) for conv in convs)
 
     def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
-        x = x.contiguous()  # once for both convolutions that read it
+        x = contiguous(x)  # once for both convolutions that read it
         h = self.block1(x, state, added=self.mlp["1"](mish(time)))
         result: Tensor = self.block2(h, state, residual=self.res_conv(x))
         return result
@@ -179,7 +186,7 @@ class Int8TransformerBlock(TransformerBlock):
 
     def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
         batch, frames, width = x.shape
-        x = x.contiguous()
+        x = contiguous(x)
         if mask is None and state is None and self._fits_whole(frames):
             for rows in x:
                 self._run_whole(rows)

@@ -14,7 +14,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import emit_quantization, emit_q
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
-from nightingale.backends.cpu.kernels.vector_math import LANES, emit_nearest_int
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_nearest_int, transposed
 from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 HEAD_DIM: Final = 64
@@ -102,17 +102,19 @@ def _emit_pack_key_block(module: ir.Module, target: Target) -> Function:
         module, "pack_key_block", {"k": F32, "stride": I64, "count": I64, "codes": I8, "scales": F32}
     )
     k, stride, count, all_codes, scales = f.params
-    with f.loop(BLOCK_KEYS) as key:
-        source = k.offset(key.min(count - 1) * stride)
-        vectors = [source.load_vector(number * LANES, LANES) for number in range(PARTS)]
-        scales[key], codes = emit_quantization(vectors)
-        at = key // LANES * (LANES * HEAD_DIM // DOT_INPUTS) + key % LANES
-        for number, code in enumerate(codes):
-            stored = code if target.signed_weights else code + ZERO_POINT
-            fours = stored.cast(I8).bitcast(ir.VectorType(I32, LANES // DOT_INPUTS))
-            for four in range(LANES // DOT_INPUTS):
-                spot = at + (number * (LANES // DOT_INPUTS) + four) * LANES
-                all_codes.cast(I32)[spot] = fours.extract(four)
+    rows = f.stack_array(I8, LANES * HEAD_DIM)
+    with f.loop(BLOCK_KEYS, step=LANES) as first:
+        with f.loop(LANES) as row:
+            key = first + row
+            source = k.offset(key.min(count - 1) * stride)
+            vectors = [source.load_vector(number * LANES, LANES) for number in range(PARTS)]
+            scales[key], codes = emit_quantization(vectors)
+            for number, code in enumerate(codes):
+                stored = code if target.signed_weights else code + ZERO_POINT
+                rows[row * HEAD_DIM + number * LANES] = stored.cast(I8)
+        fours = [rows.cast(I32).load_vector(row * LANES, LANES) for row in range(LANES)]
+        for number, four in enumerate(transposed(fours)):
+            all_codes.cast(I32)[first * (HEAD_DIM // DOT_INPUTS) + number * LANES] = four
     return f.ret()
 
 

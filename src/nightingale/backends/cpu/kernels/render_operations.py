@@ -1,10 +1,12 @@
 """The operations of the flow and the vocoder: convolution, norms, Snake, attention and linear layers in one module.
 
-All but one have files of their own (int8_conv1d.py, winograd_conv1d.py, norm_mish.py, packed_keys.py,
-project_heads.py, flow_attention.py, rows_linear.py); here is
+All but two have files of their own (int8_conv1d.py, winograd_conv1d.py, norm_mish.py, packed_keys.py,
+project_heads.py, flow_attention.py, rows_linear.py); here are
 
     snake    (channels, columns): y = x + sin²(αx) / α in one pass over memory, where torch takes five.
              Threads divide the channels.
+    transpose
+             (channels, frames) to (frames, channels) or back, between convolutions and transformer blocks.
 
 A layer of a network is one or two operations (backends/cpu/int8_layers.py, int8_networks.py).
 """
@@ -25,7 +27,7 @@ from nightingale.backends.cpu.kernels.project_heads import PROJECT_BLOCK, emit_p
 from nightingale.backends.cpu.kernels.rows_linear import RowsGemm, emit_rows_linear
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
-from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared, transposed
 from nightingale.backends.cpu.kernels.winograd_conv1d import emit_winograd_conv1d
 
 SPIN_MS: Final = 0.2
@@ -46,6 +48,7 @@ class RenderOpcode(IntEnum):
     PROJECT_HEADS = 10
     LINKED = 11
     """Computed by an operation before it in the table (RowsLinearOp.LINKS)."""
+    TRANSPOSE = 12
 
 
 LINEAR_OPCODES: Final = {
@@ -61,6 +64,13 @@ class SnakeOp(Arg):
     CHANNELS = COLUMNS = X_STRIDE = OUT_STRIDE = I64
 
 
+class TransposeOp(Arg):
+    """X (ROWS, COLUMNS), rows X_STRIDE apart, to OUT (COLUMNS, ROWS); at least LANES of both."""
+
+    X = OUT = F32
+    ROWS = COLUMNS = X_STRIDE = I64
+
+
 def emit_render_module(target: Target) -> ir.Module:
     """Emit the module of the flow's and the vocoder's layers."""
     module = ir.Module("render")
@@ -69,6 +79,7 @@ def emit_render_module(target: Target) -> ir.Module:
         RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
         RenderOpcode.CONV1D: emit_conv1d(module, target),
         RenderOpcode.SNAKE: _emit_snake(module),
+        RenderOpcode.TRANSPOSE: _emit_transpose(module),
         RenderOpcode.PACK_KEYS: emit_pack_keys(module, packers),
         RenderOpcode.ATTENTION: emit_flow_attention(module, target),
         RenderOpcode.WINOGRAD_CONV1D: emit_winograd_conv1d(module, target),
@@ -80,6 +91,21 @@ def emit_render_module(target: Target) -> ir.Module:
     operations[RenderOpcode.PROJECT_HEADS] = emit_project_heads(module, gemms[PROJECT_BLOCK], packers)
     emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
     return module
+
+
+def _emit_transpose(module: ir.Module) -> Operation:
+    f = Operation(module, "transpose")
+    op = f.args(TransposeOp)
+    tiles = (op.rows + (LANES - 1)) // LANES
+    begin, end = f.thread_range(tiles)
+    with f.loop(end, start=begin) as tile, f.loop(op.columns, step=LANES) as start:
+        # The last tiles begin earlier, and write some numbers again.
+        row, column = (tile * LANES).min(op.rows - LANES), start.min(op.columns - LANES)
+        x = op.x.offset(row * op.x_stride + column)
+        loaded = [x.load_vector(op.x_stride * number, LANES) for number in range(LANES)]
+        for number, turned in enumerate(transposed(loaded)):
+            op.out[(column + number) * op.rows + row] = turned
+    return f.ret()
 
 
 def _emit_snake(module: ir.Module) -> Operation:

@@ -130,3 +130,24 @@ def emit_softmax_numerators(f: Function, logits: Pointer, blocks: Value) -> Valu
         logits[block * LANES] = numerators
         total.value += numerators
     return total.value.reduce_sum()
+
+
+def transposed(rows: list[Value]) -> list[Value]:
+    """Return the columns of as many rows as they have lanes: halves change places, then quarters, and so on."""
+    rows, distance = list(rows), len(rows) // 2
+    while distance:
+        for first in range(len(rows)):
+            if first & distance:
+                continue
+            both = rows[first].join(rows[first + distance])
+            lanes = range(len(rows))
+            rows[first], rows[first + distance] = (
+                both.shuffle(
+                    [lane if not lane & distance else len(rows) + lane - distance for lane in lanes]
+                ),
+                both.shuffle(
+                    [lane + distance if not lane & distance else len(rows) + lane for lane in lanes]
+                ),
+            )
+        distance //= 2
+    return rows
