@@ -21,6 +21,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
     GEMM_ROWS,
     GROUP_OUTPUTS,
     QUANT_BLOCK,
+    ROW_PADDING,
     Epilogue,
     Norm,
     emit_epilogue,
@@ -136,7 +137,8 @@ def gemm(rows: int, weight: Tensor, x: Tensor) -> Floats:
     corrections = (-128 * x_codes.sum(-1)).to(torch.int32).numpy().copy()
     out = np.zeros((rows, GROUP_OUTPUTS), np.float32)
     run = compiled(lambda module: emit_gemm(module, TARGET, rows), f"gemm_{rows}_{QUANT_BLOCK}", 7)
-    inputs = x_codes.to(torch.int8).numpy().copy(), x_scales.numpy().copy(), corrections
+    padded = np.pad(x_codes.to(torch.int8).numpy().reshape(rows, -1), ((0, 0), (0, ROW_PADDING)))
+    inputs = padded, x_scales.numpy().copy(), corrections
     run(*(at(part) for part in (w_codes.numpy(), w_scales.numpy(), *inputs, out)), x.shape[1])
     return out
 

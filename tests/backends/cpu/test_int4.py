@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from nightingale.backends.cpu import capabilities
 from nightingale.backends.cpu.int8_layout import TiledFormat, round_weights, tile_weight
-from nightingale.backends.cpu.kernels.int8_gemm import GEMM_ROWS, GROUP_OUTPUTS, emit_gemm
+from nightingale.backends.cpu.kernels.int8_gemm import GEMM_ROWS, GROUP_OUTPUTS, ROW_PADDING, emit_gemm
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, detect_target
 from nightingale.backends.cpu.runner import Int8Runner
@@ -84,7 +84,8 @@ def test_the_kernel_equals_the_numpy_reference_bit_for_bit(rows: int) -> None:
     weight, x = noise(GROUP_OUTPUTS, K), noise(rows, K, seed=1)
     w_codes, w_scales = tile_weight(quantize_weights([weight], bits=4), signed=TARGET.signed_weights, bits=4)
     codes, x_scales = quantize_blocks(x, INT4_BLOCK)
-    x_codes, corrections = codes.to(torch.int8), (-ZERO_POINT * codes.sum(-1)).to(torch.int32)
+    x_codes = torch.nn.functional.pad(codes.to(torch.int8).flatten(1), (0, ROW_PADDING))
+    corrections = (-ZERO_POINT * codes.sum(-1)).to(torch.int32)
     out = torch.zeros(rows, GROUP_OUTPUTS)
     module = ir.Module("test")
     emit_gemm(module, TARGET, rows, INT4_BLOCK, bits=4)

@@ -32,7 +32,12 @@ from nightingale.backends.cpu.kernels.project_heads import (
     project_scratch_bytes,
 )
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
-from nightingale.backends.cpu.kernels.rows_linear import ROWS_PER_PASS, RowsEpilogue, RowsLinearOp
+from nightingale.backends.cpu.kernels.rows_linear import (
+    LOCAL_PADDING,
+    ROWS_PER_PASS,
+    RowsEpilogue,
+    RowsLinearOp,
+)
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import (
@@ -230,7 +235,8 @@ class Int8TransformerBlock(TransformerBlock):
 
     def _after_attention(self, attended: Tensor, rows: Tensor) -> list[KernelCall]:
         """Return the rest of the block, some rows at a time, so that what is between its layers stays in a cache."""
-        inner = CONTEXT.floats("inner", torch.get_num_threads() * ROWS_PER_PASS, self.up.out_features)
+        rows_of_all = torch.get_num_threads() * ROWS_PER_PASS
+        inner = CONTEXT.floats("inner", rows_of_all, self.up.out_features + LOCAL_PADDING)
         op = RowsLinearOp
         (opcode, out), (_, up), (_, down) = (
             self.out.operation(attended, rows, epilogue=RowsEpilogue.ADD),

@@ -58,6 +58,8 @@ MIN_MAGNITUDE: Final = 1e-30
 GROUP_TILES: Final = 4
 """Tiles that a thread claims at a time."""
 GROUP_OUTPUTS: Final = GROUP_TILES * TILE_OUTPUTS
+ROW_PADDING: Final = 64
+"""Bytes after the codes of a row: rows of 1024 would all lie in the same few places of the L1 cache."""
 GEMM_ROWS: Final = (4, 2, 1)
 """Numbers of rows for which a kernel is emitted; others are composed of them."""
 
@@ -86,19 +88,20 @@ class GemmScratch:
 
     def __init__(self, scratch: Pointer, k: Value, blocks: Value, max_rows: int) -> None:
         self.codes = scratch.cast(I8)
-        self.scales = self.codes.offset(k * max_rows).cast(F32)
+        self.scales = self.codes.offset((k + ROW_PADDING) * max_rows).cast(F32)
         self.corrections = self.scales.offset(blocks * max_rows).cast(I32)
         self.product = self.corrections.offset(blocks * max_rows).cast(F32)
         self.k, self.blocks = k, blocks
 
     @staticmethod
     def size_bytes(k: int, block: int, max_rows: int) -> int:
-        return max_rows * (k + 8 * k // block + 4 * GROUP_OUTPUTS)
+        return max_rows * (k + ROW_PADDING + 8 * k // block + 4 * GROUP_OUTPUTS)
 
     def row(self, row: Value) -> tuple[Pointer, Pointer, Pointer]:
         """Return codes, scales and corrections of a row."""
         block = row * self.blocks
-        return self.codes.offset(row * self.k), self.scales.offset(block), self.corrections.offset(block)
+        codes = self.codes.offset(row * (self.k + ROW_PADDING))
+        return codes, self.scales.offset(block), self.corrections.offset(block)
 
 
 def emit_quantization(values: list[Value]) -> tuple[Value, Iterator[Value]]:
@@ -217,7 +220,7 @@ def emit_gemm(
             sums = {place: f.variable(target.emit_sums(f, corrections[place[0]])) for place in registers}
             starts = [k * (first + tile) + number * block for tile in range(at_once)]
             tiles = [w_codes.offset(start * (TILE_OUTPUTS * bits // 8)) for start in starts]
-            sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
+            sources = [x_codes.offset((k + ROW_PADDING) * row + number * block) for row in range(rows)]
             unrolled = 4 * DOT_INPUTS if bits == 8 else block
             with f.loop(block, step=unrolled) as i:
                 for part in range(0, unrolled, 4 * DOT_INPUTS):

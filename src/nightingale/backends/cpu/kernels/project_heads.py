@@ -56,7 +56,7 @@ def emit_project_heads(module: ir.Module, gemm: RowsGemm, packers: BlockPackers)
         block, share = unit // SHARES, unit % SHARES
         first = block * BLOCK_KEYS
         count = (first + BLOCK_KEYS).min(op.rows) - first
-        gemm.emit_quantize(f, op, op.x.offset(first * op.k), scratch, count, norm=True)
+        gemm.emit_quantize(f, op, op.x.offset(first * op.k), scratch, count, stride=op.k, norm=True)
         heads = op.heads // SHARES
         with f.loop((share + 1) * heads, start=share * heads) as head:
             store = f.const(RowsEpilogue.STORE)

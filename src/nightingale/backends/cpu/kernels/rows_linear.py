@@ -30,6 +30,7 @@ from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.int8_gemm import (
     GROUP_OUTPUTS,
+    ROW_PADDING,
     GemmScratch,
     Norm,
     emit_dot_16,
@@ -41,7 +42,11 @@ from nightingale.backends.cpu.kernels.thread_pool import OP_WORDS, Arg, Operatio
 from nightingale.backends.cpu.kernels.vector_math import emit_gelu_erf
 
 ROWS_PER_PASS: Final = 32
-"""Rows that fit in the L1 cache beside a tile of weights."""
+"""Rows that go through linked layers at a time."""
+ROWS_BESIDE_WEIGHTS: Final = 16
+"""Rows of which a block fits into the L1 cache beside that of some tiles of weights, with their sums."""
+LOCAL_PADDING: Final = 16
+"""Floats after a row of a thread's own: rows of 4 KiB would all lie in the same place of the L1 cache."""
 ROWS_AT_ONCE: Final = (4, 1)
 """Numbers of rows for which a kernel is emitted; others are composed of them."""
 
@@ -69,7 +74,7 @@ class RowsLinearOp(Arg):
     LINKS = I64
     """Operations after this one in the table that it computes too, for the same rows; their opcode is LINKED."""
     X_IS_LOCAL = OUT_IS_LOCAL = I64
-    """1: the rows of a pass lie at the thread's own place of (threads · ROWS_PER_PASS) rows."""
+    """1: the rows of a pass lie at the thread's own place of (threads · ROWS_PER_PASS) rows, LOCAL_PADDING longer."""
 
 
 def linear_scratch_bytes(k: int, block: int, rows: int = ROWS_PER_PASS) -> int:
@@ -90,11 +95,19 @@ class RowsGemm:
         return GemmScratch(start, k, k // self._block, rows)
 
     def emit_quantize(
-        self, f: Function, op: SimpleNamespace, x: Pointer, scratch: GemmScratch, count: Value, *, norm: bool
+        self,
+        f: Function,
+        op: SimpleNamespace,
+        x: Pointer,
+        scratch: GemmScratch,
+        count: Value,
+        *,
+        stride: Value,
+        norm: bool,
     ) -> None:
         """Quantize `count` rows at x, after the LayerNorm of the operation if there is one."""
         with f.loop(count) as row:
-            given = x.offset(row * op.k), op.norm_weight, op.norm_bias, *scratch.row(row), op.k
+            given = x.offset(row * stride), op.norm_weight, op.norm_bias, *scratch.row(row), op.k
             f.call(self._normed if norm else self._plain, *given)
 
     def emit_multiply(
@@ -115,14 +128,14 @@ class RowsGemm:
         with f.loop(last, start=first, step=_tiles(self._target) * TILE_OUTPUTS) as output:
             weights = op.w_codes.offset(output * op.k), op.w_scales.offset(output * blocks)
             bias, place = op.bias.offset(output), out.offset(output - first)
-            with f.loop(blocks) as number:
-                done = f.const(0)
+            with f.loop(blocks) as number, f.loop(count, step=ROWS_BESIDE_WEIGHTS) as row:
+                end = (row + ROWS_BESIDE_WEIGHTS).min(count)
                 for several, kernel in self._kernels.items():
-                    times = (count - done) // several
-                    sums = scratch.product.offset(done * GROUP_OUTPUTS), place.offset(done * stride)
+                    times = (end - row) // several
+                    sums = scratch.product.offset(row * GROUP_OUTPUTS), place.offset(row * stride)
                     rest = op.k, number, stride, epilogue, times
-                    f.call(kernel, *weights, *scratch.row(done), bias, *sums, *rest)
-                    done = times * several
+                    f.call(kernel, *weights, *scratch.row(row), bias, *sums, *rest)
+                    row = row + times * several
 
 
 def emit_rows_linear(module: ir.Module, gemm: RowsGemm, block: int) -> Operation:
@@ -145,13 +158,14 @@ def _emit_pass(module: ir.Module, gemm: RowsGemm, block: int) -> Function:
     scratch = gemm.scratch(start, op.k, ROWS_PER_PASS)
     own = thread * ROWS_PER_PASS
     x_row, out_row = (local.equals(1).select(own, first) for local in (op.x_is_local, op.out_is_local))
+    x_stride, out_stride = op.k + op.x_is_local * LOCAL_PADDING, op.outputs + op.out_is_local * LOCAL_PADDING
+    x, out = op.x.offset(x_row * x_stride), op.out.offset(out_row * out_stride)
     with f.if_else(op.has_norm.equals(1)) as (with_norm, without):
         for branch, norm in ((with_norm, True), (without, False)):
             with branch:
-                gemm.emit_quantize(f, op, op.x.offset(x_row * op.k), scratch, count, norm=norm)
-    out = op.out.offset(out_row * op.outputs)
-    outputs, stride = (f.const(0), op.outputs), op.outputs
-    gemm.emit_multiply(f, op, scratch, out, count=count, outputs=outputs, stride=stride, epilogue=op.epilogue)
+                gemm.emit_quantize(f, op, x, scratch, count, stride=x_stride, norm=norm)
+    whole, epilogue = (f.const(0), op.outputs), op.epilogue
+    gemm.emit_multiply(f, op, scratch, out, count=count, outputs=whole, stride=out_stride, epilogue=epilogue)
     return f.ret()
 
 
@@ -205,12 +219,13 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
     codes = [w_codes.offset((k * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
     with f.loop(times) as turn:
         first = turn * rows
-        x_codes, out = all_codes.offset(first * k + number * block), all_out.offset(first * stride)
+        x_codes = all_codes.offset(first * (k + ROW_PADDING) + number * block)
+        out = all_out.offset(first * stride)
         x_scales = all_scales.offset(first * blocks + number)
         corrections = all_corrections.offset(first * blocks + number)
         starting = [target.emit_sums(f, corrections[blocks * row]) for row in range(rows)]
         sums = {place: f.variable(starting[place[0]]) for place in places}
-        sources = [x_codes.offset(k * row) for row in range(rows)]
+        sources = [x_codes.offset((k + ROW_PADDING) * row) for row in range(rows)]
         with f.loop(block, step=UNROLLED) as i:
             for part in range(0, UNROLLED, 4 * DOT_INPUTS):
                 emit_dot_16(f, target, i + part, codes, sources, sums)
