@@ -29,7 +29,7 @@ SERIES: Final = (0.04325128556, 0.0008661396275)
 """2**s is (1 + c₁ s + c₂ s²)**16 to 2e-4 for s from -9 to 0, and falls towards 0 for lower ones."""
 ROOT: Final = (CODE_AT_PEAK / 256) ** (1 / 16)
 UNIT: Final = 2**16 * math.sqrt(SERIES[1] * ROOT)
-"""Of v, for one power of two."""
+"""The difference of v for one power of two."""
 OFFSET: Final = UNIT * SERIES[0] / (2 * SERIES[1])
 REST: Final = round(2**16 * ROOT * (1 - SERIES[0] ** 2 / (4 * SERIES[1])))
 WORDS_16: Final = ir.VectorType(ir.IntType(16), 2 * LANES)
@@ -51,14 +51,14 @@ def emit_weights(
 
 def _emit_codes(f: Function, logits: Sequence[Value], factor: Value, shift: Value) -> Value:
     ints = [logit.fma(logit.splat(factor), logit.splat(shift)).cast(I32) for logit in logits]
-    halves = []
-    for pair in (ints[:2], ints[2:]):
-        v = f.intrinsic("llvm.x86.avx512.packusdw.512", WORDS_16, pair)
+    pairs = []
+    for two in (ints[:2], ints[2:]):
+        v = f.intrinsic("llvm.x86.avx512.packusdw.512", WORDS_16, two)
         power = _high_product(f, v, v) + REST
         for _ in range(4):
             power = _high_product(f, power, power)
-        halves.append((power + 128) // 256)
-    return f.intrinsic("llvm.x86.avx512.packuswb.512", BYTES, halves)
+        pairs.append((power + 128) // 256)
+    return f.intrinsic("llvm.x86.avx512.packuswb.512", BYTES, pairs)
 
 
 def _high_product(f: Function, a: Value, b: Value) -> Value:
@@ -73,8 +73,7 @@ def _emit_byte_sum(f: Function, codes: Value) -> Value:
 def emit_maxima(logits: Sequence[Sequence[Value]]) -> Value:
     """Return the largest logit of each of four queries, as four lanes."""
     a, b, c, d = (reduce(Value.max, own) for own in logits)
-    pairs = [_interleaved(x, y, 0, 1).max(_interleaved(x, y, 2, 3)) for x, y in ((a, b), (c, d))]
-    ab, cd = pairs
+    ab, cd = (_interleaved(x, y, 0, 1).max(_interleaved(x, y, 2, 3)) for x, y in ((a, b), (c, d)))
     return _fold(_pairs(ab, cd, 0).max(_pairs(ab, cd, 2)), Value.max)
 
 
@@ -82,8 +81,7 @@ def _joined_sums(sums: Sequence[Value]) -> Value:
     """Return the sums of the lanes of four vectors of int64 as four lanes of int32."""
     a, b, c, d = sums
     ints = ir.VectorType(I32, LANES)
-    pairs = [(x + (y << 32)).bitcast(ints) for x, y in ((a, b), (c, d))]
-    ab, cd = pairs
+    ab, cd = ((x + (y << 32)).bitcast(ints) for x, y in ((a, b), (c, d)))
     return _fold(_pairs(ab, cd, 0) + _pairs(ab, cd, 2), Value.__add__)
 
 

@@ -60,7 +60,7 @@ class Target:
 
     @property
     def interleaves_weights(self) -> bool:
-        """Whether the weights of attention are packed from int32 to int8 within parts of 128 bits."""
+        """Return whether weights of attention are packed from int32 to int8 within parts of 128 bits."""
         return self.isa == Isa.AVX512
 
     def emit_dot(self, f: Function, sums: Value, weights: Value, inputs: Value) -> Value:
