@@ -120,7 +120,8 @@ def test_a_runner_records_the_attention_of_its_utterance(
     assert not runner.traces
     assert traces[0].rows == len(TOKENS) + 1
     np.testing.assert_allclose(traces[0].attention(), expected(t3), atol=tolerance)
-    np.testing.assert_array_equal(traces[0].attention(3), traces[0].attention()[3:])
+    # x86 rounds a product of fewer rows differently.
+    np.testing.assert_allclose(traces[0].attention(3), traces[0].attention()[3:], rtol=1e-6)
     assert traces[1].attention().shape == (0, framed)
 
 

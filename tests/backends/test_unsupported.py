@@ -7,6 +7,9 @@ from backends.conformance import UNSUPPORTED, Case, runs_here
 
 from nightingale.backends.base import Role
 
+if not UNSUPPORTED:
+    pytest.skip("this machine runs every case", allow_module_level=True)
+
 
 @pytest.mark.parametrize(("role", "case"), UNSUPPORTED, ids=str)
 def test_conformance_of_a_case_that_cannot_run_here(role: Role, case: Case) -> None:

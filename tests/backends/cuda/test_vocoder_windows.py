@@ -21,6 +21,8 @@ from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
 SEEDS = [3, 4, 5]
+ROUNDING = 5e-6
+"""Phases are float32: one sample of 49,920 differs by 2.5e-6 on x86, and fewer than 2e-6 on ARM."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_windows_give_the_samples_of_the_reference_in_the_same_chunks(hift: Hift
     expected = plain(hift, 3)
     for one, other in zip(by_windows(hift, [3])[0], expected, strict=True):
         assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(one, other, rtol=0, atol=ROUNDING)
     whole = np.concatenate(expected)
     assert len(whole) == 480 * sum(BLOCKS)
     assert np.abs(whole[-960:]).max() > 0.02
@@ -76,4 +78,6 @@ def test_windows_give_the_samples_of_the_reference_in_the_same_chunks(hift: Hift
 
 def test_each_utterance_of_a_batch_is_rendered_as_alone(hift: Hift) -> None:
     for row, seed in zip(by_windows(hift, SEEDS), SEEDS, strict=True):
-        np.testing.assert_allclose(np.concatenate(row), np.concatenate(plain(hift, seed)), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(
+            np.concatenate(row), np.concatenate(plain(hift, seed)), rtol=0, atol=ROUNDING
+        )
