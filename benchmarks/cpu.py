@@ -11,8 +11,9 @@ Needs the extra `cpu`. Weights are random and of full size, which takes the time
 sentence is 102 speech tokens (4.08 s) of 60 text ids in a voice with a ten-second prompt. *Warm* means that
 the model and the voice were used before, but not with this text. The multilingual model is measured with its
 own decoder, which takes ten guided steps, and with `s3gen="meanflow"`, which takes two. Each part
-(benchmarks/cpu_parts.py) runs in a process of its own, so that its peak memory is its own. The last line is
-JSON.
+(benchmarks/cpu_parts.py) runs in a process of its own, so that its peak memory is its own. Beside upstream, both
+sides run twice, in turns, and the faster run of each counts: other load disturbs one after the other. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def faster(before: dict[str, Any] | None, again: dict[str, Any]) -> dict[str, Any]:
+    """Return the run of a side that was disturbed less."""
+    if before is None or "seconds" not in before:
+        return again
+    return min((run for run in (before, again) if "seconds" in run), key=lambda run: run["seconds"]["whole"])
+
+
 def table(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return the goals that were measured, from the results of the parts."""
 
@@ -136,7 +144,10 @@ def main() -> None:
             for part in parts:
                 found[f"{part} {name}"] = child(sys.executable, part, name, work, options)
             if theirs and not options.tiny and "packing" in parts:
-                found[f"upstream {name}"] = child(theirs, "upstream", name, work, options)
+                sides = (f"upstream {name}", theirs), (f"sentence {name}", sys.executable)
+                for side, python in (sides[0], sides[1], sides[0]):
+                    again = child(python, side.partition(" ")[0], name, work, options)
+                    found[side] = faster(found.get(side), again)
     reached = table(found)
     rows = [
         (
