@@ -25,7 +25,7 @@ from nightingale.backends.cpu.int8_networks import (
     Int8TransformerBlock,
     int8_flow,
 )
-from nightingale.backends.cpu.kernels import avx512_weights, flow_attention
+from nightingale.backends.cpu.kernels import avx512_weights, flow_attention, vector_math
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
 from nightingale.backends.cpu.kernels.render_operations import emit_render_module
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
@@ -199,7 +199,7 @@ def quantized_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         part, values = logits[..., start : start + 64], v[..., start : start + 64, :].double()
         peak = part.amax(-1, keepdim=True)
         s = (part - peak).clamp(min=lowest)
-        c1, c2 = flow_attention.WEIGHT_SERIES
+        c1, c2 = vector_math.EXP2_ROOT_SERIES
         weights, v_scale = (1 + c1 * s + c2 * s * s) ** 16, values.abs().amax(-2, keepdim=True) / 127
         assert (weights - 2**s).abs().max() < 2.5e-4, "a thirtieth of a code"
         rounded = (weights * largest).round() * 2 ** (peak - logits.amax(-1, keepdim=True))

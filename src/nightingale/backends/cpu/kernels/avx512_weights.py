@@ -21,17 +21,15 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Value
-from nightingale.backends.cpu.kernels.vector_math import LANES
+from nightingale.backends.cpu.kernels.vector_math import EXP2_ROOT_SERIES, LANES
 
 CODE_AT_PEAK: Final = 255.4
 """The weight of the largest logit, over 256 before it is rounded down."""
-SERIES: Final = (0.04325128556, 0.0008661396275)
-"""2**s is (1 + c₁ s + c₂ s²)**16 to 2e-4 for s from -9 to 0, and falls towards 0 for lower ones."""
 ROOT: Final = (CODE_AT_PEAK / 256) ** (1 / 16)
-UNIT: Final = 2**16 * math.sqrt(SERIES[1] * ROOT)
+UNIT: Final = 2**16 * math.sqrt(EXP2_ROOT_SERIES[1] * ROOT)
 """The difference of v for one power of two."""
-OFFSET: Final = UNIT * SERIES[0] / (2 * SERIES[1])
-REST: Final = round(2**16 * ROOT * (1 - SERIES[0] ** 2 / (4 * SERIES[1])))
+OFFSET: Final = UNIT * EXP2_ROOT_SERIES[0] / (2 * EXP2_ROOT_SERIES[1])
+REST: Final = round(2**16 * ROOT * (1 - EXP2_ROOT_SERIES[0] ** 2 / (4 * EXP2_ROOT_SERIES[1])))
 WORDS_16: Final = ir.VectorType(ir.IntType(16), 2 * LANES)
 BYTES: Final = ir.VectorType(I8, 4 * LANES)
 PARTS_128: Final = range(0, LANES, 4)

@@ -8,20 +8,19 @@ Shapes and layout (blocks = ceil(keys / 64); head_dim = 64)
     v_scales    (heads, 4, blocks, 16) float32              one scale per channel and block of keys
     out         (queries, heads, 64) float32
 
-Pseudo-code: two operations, with a barrier between them
-    pack_keys:  k_codes, k_scales = quantize(k);  v_codes, v_scales = quantize(v)       # by blocks of 64 keys
-    attention:  for each tile of 16 queries of a head:
-                    q_codes, q_scales = quantize(q[tile])
-                    for block in blocks, four queries at a time:
-                        logits = dot(q_codes, k_codes[block]) · q_scale · k_scales[block] / 8
-                        peaks[query, block] = max(logits)
-                        p_codes[query, block] = round(127 · exp(logits - peak))
-                    p_scales[query, block] = exp(peak - max peak), over the sum of all p_codes · exp(…)
-                    for 16 or 32 channels, two or four queries at a time:      # a GEMM with values as weights
-                        out[query, channels] = Σ_block dot(p_codes, v_codes[channels, block]) · p_scale · v_scales
+Pseudo-code, after packed_keys.py or project_heads.py have packed keys and values
+    for each tile of 16 queries of a head:
+        q_codes, q_scales = quantize(q[tile])
+        for block in blocks, four queries at a time:
+            logits = dot(q_codes, k_codes[block]) · k_scales[block];  peaks[query, block] = max(logits)
+        for the same block, four queries at a time:
+            p_codes[query, block] = round(127 · exp(logits - peak))              # 255 on AVX-512
+        p_scales[query, block] = exp(peak - max peak), over the sum of all p_codes · exp(…)
+        for block in blocks, four queries at a time:                             # a GEMM with values as weights
+            totals[query] += dot(p_codes[query, block], v_codes[block]) · p_scale · v_scales[block]
 
 Why it is fast: both products are int8 dot products with 16 results in the lanes, without a sum across lanes; a
-tile of queries goes through all keys, and then through all values of 16 channels, while they are in the cache.
+tile of queries goes through a block of keys, and later of values, while it is in the L1 cache.
 The logits of a block never leave the L1 cache. A block's exponentials are quantized as they come, because its
 largest becomes 127 whatever the other blocks hold; so small weights keep their precision beside large ones. An
 exponential that becomes a code needs few digits: one square, completed, to the sixteenth power.
@@ -61,6 +60,7 @@ from nightingale.backends.cpu.kernels.packed_keys import (
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Isa, Target
 from nightingale.backends.cpu.kernels.thread_pool import Operation
 from nightingale.backends.cpu.kernels.vector_math import (
+    EXP2_ROOT_SERIES,
     LANES,
     ROUNDING,
     ROUNDING_BITS,
@@ -75,14 +75,12 @@ QUERY_TILE: Final = 16
 WEIGHTS_AT_ONCE: Final = 32
 """Independent results that hide the time from one instruction to the next."""
 LOWEST: Final = -1e30
-WEIGHT_SERIES: Final = (0.04325128556, 0.0008661396275)
-"""127 · 2**s is (127**(1/16) · (1 + c₁ s + c₂ s²))**16 to 0.03 for s from MIN_EXPONENT to 0: a thirtieth of a code."""
 MIN_EXPONENT: Final = -9.0
 """The lowest power of two that is quantized; 127 · 2**-9 has the code 0."""
-UNIT: Final = math.sqrt(WEIGHT_SERIES[1] * INT8_MAX ** (1 / 16))
+UNIT: Final = math.sqrt(EXP2_ROOT_SERIES[1] * INT8_MAX ** (1 / 16))
 """Logits are stored times UNIT / ln 2, so that the square is completed without another factor: (u + OFFSET)² + REST."""
-OFFSET: Final = UNIT * WEIGHT_SERIES[0] / (2 * WEIGHT_SERIES[1])
-REST: Final = INT8_MAX ** (1 / 16) * (1 - WEIGHT_SERIES[0] ** 2 / (4 * WEIGHT_SERIES[1]))
+OFFSET: Final = UNIT * EXP2_ROOT_SERIES[0] / (2 * EXP2_ROOT_SERIES[1])
+REST: Final = INT8_MAX ** (1 / 16) * (1 - EXP2_ROOT_SERIES[0] ** 2 / (4 * EXP2_ROOT_SERIES[1]))
 LOGIT_SCALE: Final = HEAD_DIM**-0.5 * math.log2(math.e) * UNIT
 
 

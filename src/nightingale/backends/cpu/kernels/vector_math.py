@@ -32,6 +32,8 @@ GELU_RANGE: Final = 3.8
 GELU_SERIES: Final = (
     0.7990664917, -0.1333336486, 0.01936795133, -0.00199828232, 0.0001342129869, -5.154266316e-06, 8.474818879e-08
 )  # fmt: skip
+EXP2_ROOT_SERIES: Final = (0.04325128556, 0.0008661396275)
+"""2**s is (1 + c₁ s + c₂ s²)**16 to 2.5e-4 for s from -9 to 0, a thirtieth of a code; lower ones fall to 0."""
 EXP2_SERIES: Final = (0.99999926, 0.69312186, 0.24024746, 0.05591749, 0.0095699)
 
 
