@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from nightingale import text as text_package
+from nightingale.text.english import blocks, calendar, markup, symbols, technical, web
 from nightingale.text.english.rule import Rule, any_of
 from nightingale.text.tables import word_list, word_map
 
 FOLDER = Path(text_package.__file__).parent
 FILES = [json.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("tables.json", "notation.json")]
+SYMBOLS = """Jan. - Mar., Ctrl+C, C++, C#, a -> b, a<b, a > b, a*b, x^y, 6 / 3, y = x - 2, squared - 4, 5″, 3 − 2,
+I <3 you, thanks <3, <b class="c">, [a](b), hyphen-
+ated, https://a.org
+
+A paragraph."""
 TABLES = {name: table for file in FILES for name, table in file.items()}
 
 
@@ -39,6 +45,24 @@ def test_a_template_reads_each_group_by_its_name(
     pattern: str, template: str, written: str, read: str
 ) -> None:
     assert Rule(pattern, template).apply(written) == read
+
+
+EVERYDAY = (Path(__file__).parent / "data" / "english_everyday.tsv").read_text(encoding="utf-8")
+RULES_WITH_NEEDS = [
+    rule
+    for module in (blocks, calendar, markup, symbols, technical, web)
+    for rules in vars(module).values()
+    if isinstance(rules, tuple)
+    for rule in rules
+    if isinstance(rule, Rule) and rule.needs
+]
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_NEEDS, ids=lambda rule: rule.pattern)
+def test_a_rule_matches_nothing_without_the_characters_it_needs(rule: Rule) -> None:
+    text = EVERYDAY + SYMBOLS
+    assert re.search(rule.pattern, text)
+    assert not re.search(rule.pattern, re.sub(f"[{re.escape(rule.needs)}]", " ", text))
 
 
 def test_the_longest_word_of_a_table_is_matched() -> None:

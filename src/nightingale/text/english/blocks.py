@@ -65,6 +65,7 @@ DOCUMENT: Final = (
     Rule(
         rf"(?<![\w$\\])(?P<mark>\$)(?=[^\s\d]|\d{{0,4}}[\\^_])(?P<body>{_FORMULA})(?<!\s)\$(?![\w$])",
         _formula,
+        needs="$",
     ),
     Rule(r"(?P<mark>\\\()(?P<body>[^\n]{1,300}?)\\\)", _formula),
     Rule(r"(?P<mark>\\\[)(?P<body>[^\n]{1,300}?)\\\]", _formula),
@@ -74,6 +75,6 @@ DOCUMENT: Final = (
         re.MULTILINE,
     ),
     # Directly after a word or a mark, or after a space and before a mark or another citation.
-    Rule(rf"(?:(?<=[a-z]{{3}})|(?<=[.,;:!?)\"'\]]))(?:\[{_CITED}\])+(?![\w(])", _citation),
-    Rule(rf"(?<=[\w.,)\"']) (?:\[{_CITED}\] ?)+(?=[.,;:!?)]|$)", _citation),
+    Rule(rf"(?:(?<=[a-z]{{3}})|(?<=[.,;:!?)\"'\]]))(?:\[{_CITED}\])+(?![\w(])", _citation, needs="["),
+    Rule(rf"(?<=[\w.,)\"']) (?:\[{_CITED}\] ?)+(?=[.,;:!?)]|$)", _citation, needs="["),
 )

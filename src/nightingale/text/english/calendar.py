@@ -93,8 +93,12 @@ def _short(match: Match) -> str:
 
 
 SPANS: Final = (
-    Rule(rf"\b({_WEEKDAYS})\.?\s?[-–]\s?({_WEEKDAYS})\b(?:\.(?= [a-z0-9]))?", "{1:weekdays} to {2:weekdays}"),
-    Rule(rf"\b({_MONTHS})\.?\s?[-–—]\s?(?=(?:{_MONTHS})\b)", "{1:months} to "),
+    Rule(
+        rf"\b({_WEEKDAYS})\.?\s?[-–]\s?({_WEEKDAYS})\b(?:\.(?= [a-z0-9]))?",
+        "{1:weekdays} to {2:weekdays}",
+        needs="-–",
+    ),
+    Rule(rf"\b({_MONTHS})\.?\s?[-–—]\s?(?=(?:{_MONTHS})\b)", "{1:months} to ", needs="-–—"),
 )
 
 # Without a number next to them. Jan and Del Mar are names, and a sun is not a day: those need a word before.
@@ -106,7 +110,7 @@ SHORT: Final = (
         "{1:weekdays}",
     ),
     Rule(
-        r"(?:(?<=\b[Ii]n )|(?<=\b[Oo]n )|(?<=\b(?:last|next|this|late) )|(?<=\b(?:since|early|every) ))"
+        r"\b(?=[JMTS])(?:(?<=\b[Ii]n )|(?<=\b[Oo]n )|(?<=\b(?:last|next|this|late) )|(?<=\b(?:since|early|every) ))"
         r"(Jan|Mar|Jun|Mon|Thu|Sat|Sun)\.(?!\w)",
         _short,
     ),

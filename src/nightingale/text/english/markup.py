@@ -10,7 +10,7 @@ from unicodedata import category, decimal, normalize
 
 from nightingale.text.code_blocks import replace_code_blocks
 from nightingale.text.english.blocks import DOCUMENT
-from nightingale.text.english.rule import Match, Rule, apply_all
+from nightingale.text.english.rule import SPACES, Match, Rule, apply_all
 from nightingale.text.stops import LINK
 from nightingale.text.tables import word_list, word_map
 
@@ -49,22 +49,22 @@ def _western(match: Match) -> str:
 
 WORD_PARTS: Final = (
     # A word hyphenated at the end of a line.
-    Rule(r"(?<=[a-z])(?:-|\xad)[ \t]{0,9}\r?\n[ \t]{0,9}(?=[a-z])", _line_end),
+    Rule(r"(?<=[a-z])(?:-|\xad)[ \t]{0,9}\r?\n[ \t]{0,9}(?=[a-z])", _line_end, needs="\n"),
     # Soft hyphens, joiners and direction marks. A word continues across them.
     Rule("[\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]+", ""),
 )
 
 TERMS: Final = (
     # The prefix micro before a unit, which the units write as u; ohms, before Greek letters are named.
-    Rule(r"(?<=[\d ])[µμ]s\b", "usec"),
-    Rule(r"(?<=[\d ])[µμ](?=[gmlLAVWF]\b)", "u"),
-    Rule(r"(?<=\d)( ?[kMm]?)[ΩΩ](?!\w)", "{1}ohm"),
+    Rule(r"(?<=[\d ])[µμ]s\b", "usec", needs="µμ"),
+    Rule(r"(?<=[\d ])[µμ](?=[gmlLAVWF]\b)", "u", needs="µμ"),
+    Rule(r"(?<=\d)( ?[kMm]?)[ΩΩ](?!\w)", "{1}ohm", needs="ΩΩ"),
     # Indian grouping, and the abbreviated rupee.
-    Rule(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?![\w,]|\.\d{3})", _western),
+    Rule(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?![\w,]|\.\d{3})", _western, needs=","),
     Rule(r"\bRs\.? ?(?=\d)", "₹"),
-    Rule(r"(?<=\d)[″]", '"'),
+    Rule(r"(?<=\d)[″]", '"', needs="″"),
     # Between two terms the minus sign subtracts; a hyphen there would be a range.
-    Rule(r"(?<=[\d)]) ?− ?(?=[\d.(A-Za-z])|(?<=\b[A-Za-z]) ?− ?(?=\d|[A-Za-z]\b)", " minus "),
+    Rule(r"(?<=[\d)]) ?− ?(?=[\d.(A-Za-z])|(?<=\b[A-Za-z]) ?− ?(?=\d|[A-Za-z]\b)", " minus ", needs="−"),
     # Non-breaking spaces, or thousands, or two groups after too few digits for a telephone number.
     Rule(
         r"(?<![\w.,+/:$-])(?<![\d)+] )(?:[1-9]\d{0,2}(?:[\u00a0\u202f\u2009]\d{3}){1,4}"
@@ -81,23 +81,27 @@ MARKUP: Final = (
     Rule(r"</?(?:p|br|div|li|ul|ol|tr|h[1-6]|table|blockquote)\b[^<>]{0,300}>", "\n\n", re.IGNORECASE),
     Rule(r"<[?!][a-zA-Z][^<>]{0,300}>", " "),
     # "if a<b and c>d" has no tag: after a letter, a tag with more than a name needs an equals sign.
-    Rule(rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>", " "),
-    Rule(LINK.pattern, "{label}"),
+    Rule(
+        rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>",
+        " ",
+        needs="<",
+    ),
+    Rule(LINK.pattern, "{label}", needs="["),
     Rule(r"^[ \t]*(?:\'\'\'|~~~).{0,40}$", " ", re.MULTILINE),
     Rule(r"^[ \t]*(?:[-*_=][ \t]?){3,}[ \t]*$", "\n\n", re.MULTILINE),
     Rule(r"^[ \t]{0,9}#{1,6}[ \t]+(.{0,300})$", "\n\n{1}\n\n", re.MULTILINE),
     Rule(r"^[ \t]{0,9}>(?!\.?\d|[$£€])[ \t]?", "", re.MULTILINE),
     Rule(r"^[ \t]{0,9}(?:[-*+•‣▪◦][ \t]+|(\d{1,3})[.)][ \t]+(?=\S))", "\n\n{1} ", re.MULTILINE),
-    Rule(r"(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]{1,300}?)(?<=\S)\1(?!\w)", "{2}"),
-    Rule(r"[ \t]*\|[ \t]*", ", "),
+    Rule(r"(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]{1,300}?)(?<=\S)\1(?!\w)", "{2}", needs="*_~"),
+    Rule(r"[ \t]*\|[ \t]*", ", ", needs="|"),
     # After letters and brackets; after digits it is handled like any other power.
-    Rule(r"(?<=[A-Za-z)])(?:\^|\*\*)([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]]),
+    Rule(r"(?<=[A-Za-z)])(?:\^|\*\*)([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]], needs="^*"),
 )
 
 # A heading or a list item has no full stop, but sounds as if it had one.
 PARAGRAPHS: Final = (
-    Rule(r"([A-Za-z0-9%)\]\"'])\s{0,20}\n\s{0,20}\n\s*(?=\S)", "{1}. "),
-    Rule(r"\s+", " "),
+    Rule(r"([A-Za-z0-9%)\]\"'])\s{0,20}\n\s{0,20}\n\s*(?=\S)", "{1}. ", needs="\n"),
+    Rule(SPACES, " "),
 )
 
 
@@ -107,6 +111,8 @@ def clean(text: str) -> str:
     text = apply_all(DOCUMENT, text)
     text = text.translate(_character_map("negations"))
     for fraction, figures in word_map("vulgar_fractions").items():
+        if fraction not in text:
+            continue
         text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
     text = apply_all(TERMS, text).translate(_character_map("characters"))
     return apply_all(PARAGRAPHS, _plain_characters(apply_all(MARKUP, text))).strip()
@@ -119,6 +125,8 @@ def _character_map(table: str) -> dict[int, str]:
 
 def _plain_characters(text: str) -> str:
     """Fold compatibility forms, drop accents, convert digits to ASCII, and name single Greek letters."""
+    if text.isascii():
+        return text.translate(_character_map("characters"))
     greek, folded = word_map("greek"), normalize("NFKD", text)
     kept: list[str] = []
     for at, character in enumerate(folded):

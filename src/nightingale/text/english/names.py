@@ -75,8 +75,8 @@ def _is_spelled(word: str, *, all_caps: bool) -> bool:
 
 def spell_capitals(text: str) -> str:
     """Spell initialisms letter by letter; in a text in capitals only the unambiguous ones."""
-    capitals = sum(character.isupper() for character in text)
-    small = sum(character.islower() for character in re.sub(_COUNTED, "", text))
+    capitals = len(re.findall("[A-Z]", text))
+    small = len(re.findall("[a-z]", re.sub(_COUNTED, "", text)))
     all_caps = capitals > ALL_CAPS_SHARE * (capitals + small) and len(text.split()) > 1
 
     def spell(match: Match) -> str:

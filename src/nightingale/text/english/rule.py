@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.tables import word_list, word_map
 
 Match = re.Match[str]
+SPACES: Final = r"\s{2,}|[^\S ]"
+"""White space that is not a single space. Most spaces of a text are, and need no replacement."""
 
 
 class Rule:
@@ -19,18 +22,23 @@ class Rule:
     group: by a function of `words` ("{1:ordinal}") or by a table ("{month:months}"). What stands before that
     name is only written if the group matched: "{year:, year}".
 
-    The pattern is compiled on first use: two thirds of the rules are about numbers, and text without digits
-    does not need them.
+    A rule that gives `needs` is skipped in texts that have none of those characters. The pattern is compiled
+    on first use, so most sentences never compile the rules about numbers and symbols.
     """
 
-    def __init__(self, pattern: str, replacement: str | Callable[[Match], str], flags: int = 0) -> None:
-        self._source, self._replacement, self._flags = pattern, replacement, flags
+    def __init__(
+        self, pattern: str, replacement: str | Callable[[Match], str], flags: int = 0, *, needs: str = ""
+    ) -> None:
+        self.pattern, self.needs = pattern, needs
+        self._replacement, self._flags = replacement, flags
 
     @cached_property
     def _sub(self) -> Callable[[str | Callable[[Match], str], str], str]:
-        return re.compile(self._source, self._flags).sub
+        return re.compile(self.pattern, self._flags).sub
 
     def apply(self, text: str) -> str:
+        if self.needs and not any(character in text for character in self.needs):
+            return text
         template = self._replacement
         if isinstance(template, str) and "{" in template:
             return self._sub(lambda match: fill(template, match), text)

@@ -62,20 +62,24 @@ def _release(match: Match) -> str:
 
 
 ALGEBRA: Final = (
-    Rule(r"\b([fgh])\(([a-z])\)(?= ?=)", "{1} of {2}"),
+    Rule(r"\b([fgh])\(([a-z])\)(?= ?=)", "{1} of {2}", needs="="),
     # A number before a variable is its factor if an operator follows or precedes.
     Rule(rf"(?<![\w.,])(\d{{1,9}})({_VARIABLE})(?= ?[-+=^−] ?[\w(]|\*\*)", "{1} {2}"),
     Rule(rf"(?<=[-+=/] )(\d{{1,9}})({_VARIABLE})(?!['\w])", "{1} {2}"),
-    Rule(rf"(?<![\w'])(-?{_VARIABLE}|\d{{1,9}} {_VARIABLE}) / (?=\d|{_VARIABLE}(?!['\w]))", "{1} over "),
-    Rule(r"(?<=\d) / (?=\d)", " divided by "),
+    Rule(
+        rf"(?<![\w'])(-?{_VARIABLE}|\d{{1,9}} {_VARIABLE}) / (?=\d|{_VARIABLE}(?!['\w]))",
+        "{1} over ",
+        needs="/",
+    ),
+    Rule(r"(?<=\d) / (?=\d)", " divided by ", needs="/"),
     # The article "a" needs an equation around it.
-    Rule(rf"(?<![\w'])([bcknptxyz]|\d {_VARIABLE}|\)) - {_OPERAND}", "{1} minus "),
-    Rule(r"(?<![\w'])(a) - (?=[\w ()+*-]{1,30}=)", "{1} minus "),
-    Rule(rf"(?<== )({_VARIABLE}) - {_OPERAND}", "{1} minus "),
-    Rule(rf"(?:(?<=squared)|(?<=cubed)) {{1,3}}- {_OPERAND}", " minus "),
-    Rule(rf"(?:(?<=[=(+*])|(?<=[ =(]))-({_VARIABLE})(?!['\w-])", "minus {1}"),
-    Rule(r"(?<=\d) ?[x×] ?(?=\d[\d.,]{0,20} ?=)", " times "),
-    Rule(r" ?&& ?", " and "),
+    Rule(rf"(?<![\w'])([bcknptxyz]|\d {_VARIABLE}|\)) - {_OPERAND}", "{1} minus ", needs="-"),
+    Rule(r"(?<![\w'])(a) - (?=[\w ()+*-]{1,30}=)", "{1} minus ", needs="="),
+    Rule(rf"(?<== )({_VARIABLE}) - {_OPERAND}", "{1} minus ", needs="="),
+    Rule(rf"(?:(?<=squared)|(?<=cubed)) {{1,3}}- {_OPERAND}", " minus ", needs="-"),
+    Rule(rf"(?:(?<=[=(+*])|(?<=[ =(]))-({_VARIABLE})(?!['\w-])", "minus {1}", needs="-"),
+    Rule(r"(?<=\d) ?[x×] ?(?=\d[\d.,]{0,20} ?=)", " times ", needs="="),
+    Rule(r" ?&& ?", " and ", needs="&"),
 )
 
 CODES: Final = (

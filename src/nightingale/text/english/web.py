@@ -81,11 +81,13 @@ RULES: Final = (
     Rule(
         rf"(?<![\w.@])([A-Za-z0-9][\w.+-]{{0,63}})@((?:{_LABEL}\.){{1,5}}[A-Za-z]{{2,12}})\b",
         lambda m: f" {_spell(m[1])} at {_host(m[2])} ",
+        needs="@",
     ),
     Rule(
         r"\b(?:https?|ftp)://(?P<host>[A-Za-z0-9.-]{1,200})(?::(?P<port>\d{1,5}))?(?P<path>[/?#][^\s<>\"()]{0,2000})?",
         _link,
         re.IGNORECASE,
+        needs=":",
     ),
     Rule(
         rf"(?<![\w.@/-])(?P<host>www\.(?:{_LABEL}\.){{0,4}}[A-Za-z]{{2,12}}|{_DOMAIN})(?![\w@-]|\.\w)"
@@ -93,25 +95,36 @@ RULES: Final = (
         _link,
     ),
     # Paths: from the root, the home or the current folder, or to a file of a known kind.
-    Rule(r"(?<![\w/.:<)~])(?<!\d )(?:~|\.{1,2})?(?:/[A-Za-z.][\w.-]{0,60}){1,12}/?(?![\w/])", _path),
-    Rule(rf"(?<![\w/.:@])(?:[\w-]{{1,40}}/){{1,12}}[\w-]{{1,40}}\.(?:{any_of('suffixes')})(?![\w/-])", _path),
+    Rule(
+        r"(?<![\w/.:<)~])(?<!\d )(?:~|\.{1,2})?(?:/[A-Za-z.][\w.-]{0,60}){1,12}/?(?![\w/])", _path, needs="/"
+    ),
+    Rule(
+        rf"(?<![\w/.:@])(?:[\w-]{{1,40}}/){{1,12}}[\w-]{{1,40}}\.(?:{any_of('suffixes')})(?![\w/-])",
+        _path,
+        needs="/",
+    ),
     Rule(
         rf"(?<![\w.])(\w[\w-]{{0,60}})\.({any_of('suffixes')})(?![\w-]|\.\w)",
         lambda m: _spell(m[1]) + fill(" dot {2:suffixes}", m),
     ),
-    Rule(r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])", lambda m: f" {_spell(m[0])} "),
+    Rule(
+        r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])",
+        lambda m: f" {_spell(m[0])} ",
+        needs="/",
+    ),
     Rule(
         r"(?<![\w.@/])(?P<name>[a-z_][a-z0-9_]{1,40}(?:(?:\.[A-Za-z_]\w{1,40}){2,6}|\.[a-z_][a-z0-9_]{1,40}))"
         r"(?![\w.]\w)(?::(?P<port>\d{2,5})\b)?",
         _dotted,
     ),
     Rule(r"(?:(?<=\s)|^)\.(NET|[a-z]{2,12})(?![\w.])", lambda m: f"dot {_spell(m[1])}"),
-    Rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}"),
-    Rule(r"(?<![\w#&])#(?=[A-Z]{1,4}-?\d)(?![0-9A-F]{6}\b)", "number "),
+    Rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}", needs="@"),
+    Rule(r"(?<![\w#&])#(?=[A-Z]{1,4}-?\d)(?![0-9A-F]{6}\b)", "number ", needs="#"),
     # A color, whose digits tell it from a hashtag.
     Rule(
         r"(?<![\w#&])#(?=[a-fA-F]{0,5}\d)(?=\d{0,5}[a-fA-F])([0-9a-fA-F]{6}|[0-9a-fA-F]{3})\b",
         lambda m: f"hash {spell_code(m[1])}",
+        needs="#",
     ),
-    Rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", _hashtag),
+    Rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", _hashtag, needs="#"),
 )
