@@ -113,8 +113,8 @@ def test_rows_are_normalized_and_quantized_as_in_torch(norm: Norm) -> None:
     x[QUANT_BLOCK : 2 * QUANT_BLOCK] = 0  # a block of zeros, unless LayerNorm shifts it
     codes, scales, corrections = np.zeros(width, np.int8), noise(3), np.zeros(3, np.int32)
     name = f"quantize_row_{norm.name}_{QUANT_BLOCK}"
-    run = compiled(lambda module: emit_quantize_row(module, TARGET, norm), name, 7)
-    run(at(x), at(weight), at(bias), at(codes), at(scales), at(corrections), width)
+    run = compiled(lambda module: emit_quantize_row(module, TARGET, norm), name, 8)
+    run(at(x), at(weight), at(bias), at(codes), at(scales), at(corrections), width, width)
     t, w, b = (torch.from_numpy(v) for v in (x, weight, bias))
     normed = {
         Norm.NONE: t,

@@ -119,50 +119,69 @@ def emit_quantization_factor(largest: Value) -> Value:
     return (largest > MIN_MAGNITUDE).select(largest.splat(float(INT8_MAX)) / largest, 0.0)
 
 
-def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int = QUANT_BLOCK) -> Function:
-    """Emit quantize_row: x (k) to codes (k), scales (k / block) and corrections, normalized first."""
+def emit_quantize_row(
+    module: ir.Module, target: Target, norm: Norm, block: int = QUANT_BLOCK, rows: int = 1
+) -> Function:
+    """Emit quantize_row: x (k) to codes (k), scales (k / block) and corrections, normalized first.
+
+    Several rows are `stride` apart, and their results as in `GemmScratch`. Each has the same bits as alone: their
+    instructions alternate, because those of one row wait for each other.
+    """
     params = {"x": F32, "weight": F32, "bias": F32, "codes": I8, "scales": F32, "corrections": I32, "k": I64}
-    f = Function(module, f"quantize_row_{norm.name}_{block}", params)
-    x, weight, bias, codes, scales, corrections, k = f.params
-    mean, scale, count = f.const(0.0, F32), f.const(1.0, F32), k.cast(F32)
+    name = f"quantize_row_{norm.name}_{block}"
+    f = Function(module, name if rows == 1 else f"{name}_{rows}", params | {"stride": I64})
+    first, weight, bias, codes, scales, corrections, k, stride = f.params
+    xs = [first.offset(stride * row) for row in range(rows)]
+    count, blocks = k.cast(F32), k // block
+    means, factors = [f.const(0.0, F32)] * rows, [f.const(1.0, F32)] * rows
     if norm == Norm.LAYER:
-        total = f.variable(f.zeros(F32, LANES))
+        totals = f.variables(rows, f.zeros(F32, LANES))
         with f.loop(k, step=LANES) as i:
-            total.value += x.load_vector(i, LANES)
-        mean = total.value.reduce_sum() / count
+            for x, total in zip(xs, totals, strict=True):
+                total.value += x.load_vector(i, LANES)
+        means = [total.value.reduce_sum() / count for total in totals]
     if norm != Norm.NONE:
-        squares = f.variable(f.zeros(F32, LANES))
+        squares = f.variables(rows, f.zeros(F32, LANES))
         with f.loop(k, step=LANES) as i:
-            centered = x.load_vector(i, LANES) - mean
-            squares.value = centered.fma(centered, squares.value)
-        scale = scale / (squares.value.reduce_sum() / count + NORM_EPSILON).sqrt()
-    with f.loop(k // block) as number:
+            for x, mean, square in zip(xs, means, squares, strict=True):
+                centered = x.load_vector(i, LANES) - mean
+                square.value = centered.fma(centered, square.value)
+        factors = [
+            factor / (square.value.reduce_sum() / count + NORM_EPSILON).sqrt()
+            for factor, square in zip(factors, squares, strict=True)
+        ]
 
-        def normalized(at: Value) -> Value:
-            value: Value = x.load_vector(at, LANES)
-            if norm == Norm.LAYER:
-                value = value - mean
-            if norm != Norm.NONE:
-                value = value * scale * weight.load_vector(at, LANES)
-            if norm == Norm.LAYER:
-                value = value + bias.load_vector(at, LANES)
-            return value
+    def normalized(row: int, at: Value) -> Value:
+        value: Value = xs[row].load_vector(at, LANES)
+        if norm == Norm.LAYER:
+            value = value - means[row]
+        if norm != Norm.NONE:
+            value = value * factors[row] * weight.load_vector(at, LANES)
+        if norm == Norm.LAYER:
+            value = value + bias.load_vector(at, LANES)
+        return value
 
+    with f.loop(blocks) as number:
         # The values of a block are more than there are registers, so they are computed twice.
-        start, magnitude = number * block, f.variable(f.zeros(F32, LANES))
+        start, magnitudes = number * block, f.variables(rows, f.zeros(F32, LANES))
         with f.loop(block, step=2 * LANES) as part:
-            pair = [normalized(start + part + half) for half in (0, LANES)]
-            magnitude.value = magnitude.value.max(pair[0].abs().max(pair[1].abs()))
-        largest = magnitude.value.reduce_max()
-        scales[number], factor = largest * (1 / INT8_MAX), emit_quantization_factor(largest)
-        code_sum = f.variable(f.zeros(I32, LANES))
+            for row, magnitude in enumerate(magnitudes):
+                pair = [normalized(row, start + part + half) for half in (0, LANES)]
+                magnitude.value = magnitude.value.max(pair[0].abs().max(pair[1].abs()))
+        largest = [magnitude.value.reduce_max() for magnitude in magnitudes]
+        code_factors = [emit_quantization_factor(one) for one in largest]
+        code_sums = f.variables(rows, f.zeros(I32, LANES))
         with f.loop(block, step=2 * LANES) as part:
             for half in (0, LANES):
-                code = emit_nearest_int(normalized(start + part + half), factor)
-                code_sum.value += code
-                codes[start + part + half] = code.cast(I8)
-        if not target.signed_weights:
-            corrections[number] = code_sum.value.reduce_sum() * -ZERO_POINT
+                at = start + part + half
+                for row, code_sum in enumerate(code_sums):
+                    code = emit_nearest_int(normalized(row, at), code_factors[row])
+                    code_sum.value += code
+                    codes[(k + ROW_PADDING) * row + at] = code.cast(I8)
+        for row in range(rows):
+            scales[blocks * row + number] = largest[row] * (1 / INT8_MAX)
+            if not target.signed_weights:
+                corrections[blocks * row + number] = code_sums[row].value.reduce_sum() * -ZERO_POINT
     return f.ret()
 
 

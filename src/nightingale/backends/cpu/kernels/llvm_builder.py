@@ -296,6 +296,9 @@ class Function:
     def variable(self, initial: Value) -> Variable:
         return Variable(self, initial)
 
+    def variables(self, count: int, initial: Value) -> list[Variable]:
+        return [Variable(self, initial) for _ in range(count)]
+
     def splat(self, scalar: Value, lanes: int) -> Value:
         """Return a vector with the scalar in every lane."""
         unused = ir.Constant(ir.VectorType(scalar.ir_type, lanes), ir.Undefined)

@@ -39,7 +39,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, WORDS, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import OP_WORDS, Arg, Operation, load_args
-from nightingale.backends.cpu.kernels.vector_math import emit_gelu_erf
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu_erf
 
 ROWS_PER_PASS: Final = 32
 """Rows that go through linked layers at a time."""
@@ -86,8 +86,12 @@ class RowsGemm:
     """The functions of a product over many rows: quantize them, then multiply them with a range of the outputs."""
 
     def __init__(self, module: ir.Module, target: Target, block: int) -> None:
-        norms = (Norm.NONE, Norm.LAYER)
-        self._plain, self._normed = (emit_quantize_row(module, target, norm, block) for norm in norms)
+        # On ARM a vector is four registers, so one row alone has independent instructions.
+        at_once = ROWS_AT_ONCE if target.lanes == LANES else (1,)
+        self._quantize = {
+            norm: {rows: emit_quantize_row(module, target, norm, block, rows) for rows in at_once}
+            for norm in (Norm.NONE, Norm.LAYER)
+        }
         self._kernels = {rows: _emit_tile(module, target, block, rows) for rows in ROWS_AT_ONCE}
         self._target, self._block = target, block
 
@@ -106,9 +110,13 @@ class RowsGemm:
         norm: bool,
     ) -> None:
         """Quantize `count` rows at x, after the LayerNorm of the operation if there is one."""
-        with f.loop(count) as row:
-            given = x.offset(row * stride), op.norm_weight, op.norm_bias, *scratch.row(row), op.k
-            f.call(self._normed if norm else self._plain, *given)
+        done = f.const(0)
+        for several, function in self._quantize[Norm.LAYER if norm else Norm.NONE].items():
+            end = count // several * several
+            with f.loop(end, start=done, step=several) as row:
+                given = x.offset(row * stride), op.norm_weight, op.norm_bias, *scratch.row(row)
+                f.call(function, *given, op.k, stride)
+            done = end
 
     def emit_multiply(
         self,

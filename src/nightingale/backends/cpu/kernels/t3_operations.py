@@ -114,7 +114,7 @@ def _emit_linear(module: ir.Module, target: Target, bits: int) -> Operation:
     x = op.x.offset((job.tokens - rows) * k)
     for norm, function in quantize.items():
         with f.if_then(op.norm.equals(norm)), f.loop(rows) as row:
-            f.call(function, x.offset(row * k), op.norm_weight, op.norm_bias, *scratch.row(row), k)
+            f.call(function, x.offset(row * k), op.norm_weight, op.norm_bias, *scratch.row(row), k, k)
     outputs = op.epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
     groups = (rows > 0).select(op.groups, 0)
     front, claimed = f.variable(f.const(0)), f.variable(f.const(0))
