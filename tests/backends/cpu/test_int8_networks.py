@@ -21,10 +21,10 @@ from nightingale.backends.cpu import capabilities, int8_layers, int8_networks
 from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear
 from nightingale.backends.cpu.int8_networks import (
     Int8Attend,
-    Int8ResnetBlock,
     Int8TransformerBlock,
     int8_flow,
 )
+from nightingale.backends.cpu.int8_resnet import Int8ResnetBlock, Int8RowsConv1d
 from nightingale.backends.cpu.kernels import avx512_weights, flow_attention, vector_math
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
 from nightingale.backends.cpu.kernels.render_operations import emit_render_module
@@ -68,9 +68,10 @@ def dequantized(x: Tensor, block: int) -> Tensor:
     return (codes.double() * scales[..., None].double()).flatten(-2)
 
 
-def reference_conv1d(layer: nn.Conv1d, x: Tensor) -> Tensor:
-    block = Int8Conv1d(layer).block
-    assert block == (256 if layer.in_channels == 256 else block_size_for(layer.in_channels))
+def reference_conv1d(layer: nn.Conv1d, x: Tensor, block: int | None = None) -> Tensor:
+    if block is None:
+        block = Int8Conv1d(layer).block
+        assert block == (256 if layer.in_channels == 256 else block_size_for(layer.in_channels))
     weight = dequantized(layer.weight.transpose(1, 2), block).transpose(1, 2)
     given = dequantized(x.transpose(1, 2), block).transpose(1, 2)
     assert layer.bias is not None
@@ -230,12 +231,13 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     layer, conv = nn.Linear(128, 192), same_conv(64, 64, 7, causal=True)
     x, y = noise(37, 128), noise(1, 64, 333)
     linear, convolution, attend = Int8Linear(layer), Int8Conv1d(conv), Int8Attend()
+    rows = Int8RowsConv1d(same_conv(64, 64, 3, causal=True))
     q = noise(1, 3, 50, 64)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((linear(x), convolution(y), attend(q, q, q, None)))
+            found.append((linear(x), convolution(y), rows(y), attend(q, q, q, None)))
     finally:
         torch.set_num_threads(before)
     for others in found[1:]:
@@ -296,15 +298,39 @@ def test_a_whole_int8_flow_is_close_to_float32(meanflow: bool) -> None:
     assert torch.equal(render_mel(int8_flow(plain), ids, voice, seed=1), rounded)
 
 
-@pytest.mark.parametrize("frames", [5, 16, 37])
+@pytest.mark.parametrize("frames", [1, 5, 37, 150])
 def test_a_residual_block_with_norms_and_sums_in_its_convolutions(frames: int) -> None:
-    plain = ResnetBlock(32, 16, 24).requires_grad_(False)
+    plain = ResnetBlock(128, 64, 24).requires_grad_(False)
     for conv_block in (plain.block1, plain.block2):
         norm = conv_block.block["2"]
-        norm.weight.copy_(noise(16)), norm.bias.copy_(noise(16))
-    x, time = noise(2, 32, frames), noise(2, 24)
-    exact, rounded = plain(x, time), Int8ResnetBlock(copy.deepcopy(plain))(x, time)
-    assert 0 < rms_error(rounded, exact) < 0.02
+        norm.weight.copy_(noise(64)), norm.bias.copy_(noise(64))
+    x, time = noise(2, 128, frames), noise(2, 24)
+    rounded = Int8ResnetBlock(copy.deepcopy(plain))
+    whole = rounded(x, time)
+    assert 0 < rms_error(whole, plain(x, time)) < 0.02
+    state, blocks = None, []
+    for block in x.split(16, dim=2):
+        # A copy, because modules take states in the order in which they are called.
+        state = StreamingState(None if state is None else state.saved())
+        blocks.append(rounded(block, time, state))
+    assert rms_error(torch.cat(blocks, dim=2), whole) < 1e-5
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(64, 128), (256, 64), (512, 64)])
+@pytest.mark.parametrize(("kernel", "causal"), [(1, True), (3, True), (3, False), (4, False)])
+@pytest.mark.parametrize("columns", [1, 5, 37, 150])
+def test_a_convolution_over_rows_matches_the_reference(
+    channels: int, outputs: int, kernel: int, causal: bool, columns: int
+) -> None:
+    layer, x = same_conv(channels, outputs, kernel, causal=causal), noise(2, channels, columns)
+    padded = F.pad(x, (layer.left, layer.right))
+    own, wanted = Int8RowsConv1d(layer), reference_conv1d(layer, padded, block=min(channels, 256))
+    got = own(x)
+    assert got.shape == (2, outputs, columns)
+    assert rms_error(got, wanted) < ONE_CODE
+    assert rms_error(own.convolve_unpadded(padded), wanted) < ONE_CODE
+    assert torch.equal(own(x.transpose(1, 2).contiguous().transpose(1, 2)), got), "whatever its strides are"
+    assert 0 < rms_error(got, layer(x)) < 0.02
 
 
 def test_larger_tiles_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,12 @@ from nightingale.backends.cpu.kernels.render_operations import (
     SnakeOp,
     TransposeOp,
 )
-from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
+from nightingale.backends.cpu.kernels.rows_linear import (
+    After,
+    RowsEpilogue,
+    RowsLinearOp,
+    linear_scratch_bytes,
+)
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
@@ -151,7 +156,8 @@ class Int8Linear(nn.Module):
             op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
             op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
             op.HAS_NORM: int(norm is not None), op.EPILOGUE: int(epilogue),
-            op.LINKS: 0, op.X_IS_LOCAL: 0, op.OUT_IS_LOCAL: 0,
+            op.LINKS: 0, op.X_IS_LOCAL: 0, op.OUT_IS_LOCAL: 0, op.TAPS: 1, op.PADDING: 0, op.INPUT_ROWS: len(rows),
+            op.AFTER: int(After.NOTHING),
         }  # fmt: skip
         if norm is not None:
             args |= {op.NORM_WEIGHT: norm.weight, op.NORM_BIAS: norm.bias}

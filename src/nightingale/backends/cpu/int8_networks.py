@@ -22,8 +22,8 @@ from nightingale.backends.cpu.int8_layers import (
     KernelCall,
     contiguous,
 )
+from nightingale.backends.cpu.int8_resnet import Int8ConvBlock, Int8ResnetBlock, Int8RowsConv1d
 from nightingale.backends.cpu.kernels import flow_attention
-from nightingale.backends.cpu.kernels.norm_mish import NormMishOp
 from nightingale.backends.cpu.kernels.packed_keys import HEAD_DIM, FlowAttentionOp, packed_bytes
 from nightingale.backends.cpu.kernels.project_heads import (
     PROJECT_BLOCK,
@@ -38,82 +38,15 @@ from nightingale.backends.cpu.kernels.rows_linear import (
     RowsEpilogue,
     RowsLinearOp,
 )
-from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import (
     HEAD_WIDTH,
     AttentionProduct,
-    ConvBlock,
-    ResnetBlock,
     TransformerBlock,
-    mish,
 )
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import release_pages
-
-
-class Int8ConvBlock(ConvBlock):
-    """A convolution, and its norm and Mish in one pass over memory; torch computes these of few columns."""
-
-    def __init__(self, plain: ConvBlock) -> None:
-        nn.Module.__init__(self)
-        self.block = nn.ModuleDict({"0": Int8Conv1d(plain.block["0"]), "2": plain.block["2"]})  # type: ignore[arg-type]
-
-    @staticmethod
-    def fits(block: nn.Module) -> bool:
-        return isinstance(block, ConvBlock) and Int8Conv1d.fits(block.block["0"])
-
-    def forward(
-        self,
-        x: Tensor,
-        state: StreamingState | None = None,
-        *,
-        added: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """Return the block's output plus `added` (batch, channels) and a residual of the output's shape."""
-        convolved, norm, op = self.block["0"](x, state), self.block["2"], NormMishOp
-        batch, channels, columns = convolved.shape
-        if columns < LANES:
-            y = mish(norm(convolved.transpose(1, 2)).transpose(1, 2))
-            y = y if added is None else y + added[..., None]
-            return y if residual is None else y + residual
-        out = x.new_empty(batch, channels, columns)
-        added = x.new_zeros(batch, channels) if added is None else added.contiguous()
-        residual = None if residual is None else residual.contiguous()
-        args: dict[Any, Any] = {
-            op.WEIGHT: norm.weight, op.BIAS: norm.bias, op.CHANNELS: channels, op.X_STRIDE: convolved.stride(1),
-            op.COLUMNS: columns, op.HAS_RESIDUAL: int(residual is not None),
-        }  # fmt: skip
-        for number in range(batch):
-            args |= {op.X: convolved[number], op.OUT: out[number], op.ADDED: added[number]}
-            if residual is not None:
-                args[op.RESIDUAL] = residual[number]
-            CONTEXT.run(args, RenderOpcode.NORM_MISH)
-        return out
-
-
-class Int8ResnetBlock(ResnetBlock):
-    """A residual block of the estimator, whose sums are part of its convolution blocks."""
-
-    def __init__(self, plain: ResnetBlock) -> None:
-        nn.Module.__init__(self)
-        self.mlp, self.res_conv = plain.mlp, Int8Conv1d(plain.res_conv)
-        self.block1, self.block2 = Int8ConvBlock(plain.block1), Int8ConvBlock(plain.block2)
-
-    @staticmethod
-    def fits(block: nn.Module) -> bool:
-        if not isinstance(block, ResnetBlock) or isinstance(block, Int8ResnetBlock):
-            return False
-        convs = block.block1, block.block2
-        return Int8Conv1d.fits(block.res_conv) and all(Int8ConvBlock.fits(conv) for conv in convs)
-
-    def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
-        x = contiguous(x)  # once for both convolutions that read it
-        h = self.block1(x, state, added=self.mlp["1"](mish(time)))
-        result: Tensor = self.block2(h, state, residual=self.res_conv(x))
-        return result
 
 
 class Int8Attend(AttentionProduct):
@@ -247,7 +180,7 @@ class Int8TransformerBlock(TransformerBlock):
         return [
             (opcode, {**out, op.LINKS: 2}),
             (linked, {**up, op.OUT_IS_LOCAL: 1}),
-            (linked, {**down, op.X_IS_LOCAL: 1}),
+            (linked, {**down, op.X_IS_LOCAL: 1, op.INPUT_ROWS: len(rows)}),
         ]
 
 
@@ -273,6 +206,8 @@ def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
             continue
         if Int8Linear.fits(layer):
             copies[id(layer)] = Int8Linear(layer)  # type: ignore[arg-type]
+        elif Int8RowsConv1d.fits(layer):
+            copies[id(layer)] = Int8RowsConv1d(layer)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
             copies[id(layer)] = Int8Conv1d(layer)  # type: ignore[arg-type]
         elif whole := next((block for block in WHOLE_BLOCKS if block.fits(layer)), None):

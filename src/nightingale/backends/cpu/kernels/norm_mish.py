@@ -1,74 +1,77 @@
-"""LayerNorm over channels, then Mish: what follows a convolution of the flow's estimator.
+"""LayerNorm over the channels of a row, then Mish: what follows a convolution of the flow's estimator.
 
-    y[c, t] = mish((x[c, t] - mean[t]) / sqrt(variance[t] + epsilon) · weight[c] + bias[c]) + added[c] + residual[c, t]
+    result = mish((x - mean) / sqrt(variance + epsilon) · weight + bias) + added          (+ result)
 
 Shapes
-    x, y, residual    (channels, columns) float32; the residual is optional
-    added             (channels,) float32            the embedded time, or zeros
+    x, result     (rows, n) float32; rows of x are `stride` apart
+    added         (n,) float32                    the embedded time, or zeros
 
-Why it is fast: 16 columns of all channels stay in the L1 cache for the mean, the variance and the result, where torch
-transposes, normalizes, transposes back and takes seven passes over memory for Mish and the sum. Threads divide
-the columns.
+Why it is fast: rows are still in a cache after their product (rows_linear.py), where torch takes a dozen passes over
+memory. On AVX-512 the instructions of four rows alternate, because those of one row wait for each other.
 """
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
+from types import SimpleNamespace
 from typing import Final
 
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.int8_gemm import NORM_EPSILON
-from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Value, Variable
-from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_mish
 
-CHANNELS_AT_ONCE: Final = 4
-"""Independent results hide the time from one instruction to the next."""
+ROWS_AT_ONCE: Final = (4, 1)
 
 
-class NormMishOp(Arg):
-    X = OUT = WEIGHT = BIAS = ADDED = RESIDUAL = F32
-    CHANNELS = X_STRIDE = I64
-    """A multiple of CHANNELS_AT_ONCE; floats from one row of x to the next."""
-    COLUMNS = I64
-    """At least LANES."""
-    HAS_RESIDUAL = I64
+class NormMish:
+    """Functions for several rows, and for one."""
+
+    def __init__(self, module: ir.Module, target: Target) -> None:
+        at_once = ROWS_AT_ONCE if target.lanes == LANES else (1,)
+        self._functions = {rows: _emit_norm_mish(module, rows) for rows in at_once}
+
+    def emit_call(
+        self, f: Function, op: SimpleNamespace, x: Pointer, stride: Value, result: Pointer, count: Value
+    ) -> None:
+        """Write `count` rows of x to the result, with the arguments of rows_linear's operation."""
+        done = f.const(0)
+        for several, function in self._functions.items():
+            end = count // several * several
+            with f.loop(end, start=done, step=several) as row:
+                given = x.offset(row * stride), stride, op.mish_weight, op.mish_bias, op.added
+                f.call(function, *given, result.offset(row * op.outputs), op.outputs, op.after)
+            done = end
 
 
-def emit_norm_mish(module: ir.Module) -> Operation:
-    f = Operation(module, "norm_mish")
-    op = f.args(NormMishOp)
-    count, numbers = op.channels.cast(F32), range(CHANNELS_AT_ONCE)
-    begin, end = f.thread_range(op.columns, LANES)
-    with f.loop(end, start=begin, step=LANES) as column:
-        # The last vector begins earlier, and computes some columns again.
-        start = column.min(op.columns - LANES)
-        x, out, residual = (pointer.offset(start) for pointer in (op.x, op.out, op.residual))
-        sums = [f.variable(f.zeros(F32, LANES)) for _ in numbers]
-        with f.loop(op.channels, step=CHANNELS_AT_ONCE) as channel:
-            for number, total in enumerate(sums):
-                total.value += x.load_vector((channel + number) * op.x_stride, LANES)
-        mean = _total(sums) / count
-        squares = [f.variable(f.zeros(F32, LANES)) for _ in numbers]
-        with f.loop(op.channels, step=CHANNELS_AT_ONCE) as channel:
-            for number, total in enumerate(squares):
-                centered = x.load_vector((channel + number) * op.x_stride, LANES) - mean
-                total.value = centered.fma(centered, total.value)
-        variance = _total(squares) / count
-        scale = mean.splat(1.0) / (variance + NORM_EPSILON).sqrt()
-        with f.loop(op.channels, step=CHANNELS_AT_ONCE) as first:
-            for number in numbers:
-                channel = first + number
-                value = (x.load_vector(channel * op.x_stride, LANES) - mean) * scale
-                at, value = channel * op.columns, value.fma(value.splat(op.weight[channel]), op.bias[channel])
-                out[at] = emit_mish(value) + op.added[channel]
-        with f.if_then(op.has_residual.equals(1)), f.loop(op.channels) as channel:
-            at = channel * op.columns
-            out[at] = out.load_vector(at, LANES) + residual.load_vector(at, LANES)
+def _emit_norm_mish(module: ir.Module, rows: int) -> Function:
+    """after: 2 to add to what the result holds."""
+    params = {"x": F32, "stride": I64, "weight": F32, "bias": F32, "added": F32, "result": F32}
+    f = Function(module, f"norm_mish_{rows}", {**params, "n": I64, "after": I64})
+    x, stride, weight, bias, added, result, n, after = f.params
+    xs = [x.offset(stride * row) for row in range(rows)]
+    count = n.cast(F32)
+    totals = f.variables(rows, f.zeros(F32, LANES))
+    with f.loop(n, step=LANES) as i:
+        for own, total in zip(xs, totals, strict=True):
+            total.value += own.load_vector(i, LANES)
+    means = [total.value.reduce_sum() / count for total in totals]
+    squares = f.variables(rows, f.zeros(F32, LANES))
+    with f.loop(n, step=LANES) as i:
+        for own, mean, square in zip(xs, means, squares, strict=True):
+            centered = own.load_vector(i, LANES) - mean
+            square.value = centered.fma(centered, square.value)
+    scales = [
+        f.const(1.0, F32) / (square.value.reduce_sum() / count + NORM_EPSILON).sqrt() for square in squares
+    ]
+    adds = after.equals(2)
+    with f.loop(n, step=LANES) as i:
+        factor, shift, plus = (part.load_vector(i, LANES) for part in (weight, bias, added))
+        for row, (own, mean, scale) in enumerate(zip(xs, means, scales, strict=True)):
+            place = n * row + i
+            value = ((own.load_vector(i, LANES) - mean) * scale).fma(factor, shift)
+            # Zeros are read instead of a result that holds nothing yet.
+            before = adds.select(result.load_vector(place, LANES), f.zeros(F32, LANES))
+            result[place] = emit_mish(value) + plus + before
     return f.ret()
-
-
-def _total(variables: list[Variable]) -> Value:
-    return reduce(operator.add, (variable.value for variable in variables))

@@ -56,17 +56,25 @@ def emit_project_heads(module: ir.Module, gemm: RowsGemm, packers: BlockPackers)
         block, share = unit // SHARES, unit % SHARES
         first = block * BLOCK_KEYS
         count = (first + BLOCK_KEYS).min(op.rows) - first
-        gemm.emit_quantize(f, op, op.x.offset(first * op.k), scratch, count, stride=op.k, norm=True)
+        gemm.emit_quantize(
+            f, op, op.x.offset(first * op.k), scratch, count, stride=op.k, norm=True, first=f.const(0)
+        )
         heads = op.heads // SHARES
         with f.loop((share + 1) * heads, start=share * heads) as head:
-            store = f.const(RowsEpilogue.STORE)
+            store, one = f.const(RowsEpilogue.STORE), f.const(1)
             queries, keys, values = (
                 (start, start + HEAD_DIM) for start in (width * part + head * HEAD_DIM for part in range(3))
             )
             q, dim = op.q.offset(first * width + head * HEAD_DIM), f.const(HEAD_DIM)
-            gemm.emit_multiply(f, op, scratch, q, count=count, outputs=queries, stride=width, epilogue=store)
-            gemm.emit_multiply(f, op, scratch, tile, count=count, outputs=keys, stride=dim, epilogue=store)
+            gemm.emit_multiply(
+                f, op, scratch, q, count=count, outputs=queries, stride=width, epilogue=store, taps=one
+            )
+            gemm.emit_multiply(
+                f, op, scratch, tile, count=count, outputs=keys, stride=dim, epilogue=store, taps=one
+            )
             f.call(packers.keys, tile, dim, count, *packed.keys(head, block))
-            gemm.emit_multiply(f, op, scratch, tile, count=count, outputs=values, stride=dim, epilogue=store)
+            gemm.emit_multiply(
+                f, op, scratch, tile, count=count, outputs=values, stride=dim, epilogue=store, taps=one
+            )
             f.call(packers.values, tile, dim, count, *packed.values(head, block), blocks)
     return f.ret()

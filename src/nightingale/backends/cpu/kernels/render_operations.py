@@ -21,7 +21,7 @@ from llvmlite import ir
 from nightingale.backends.cpu.kernels.flow_attention import emit_flow_attention
 from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Value
-from nightingale.backends.cpu.kernels.norm_mish import emit_norm_mish
+from nightingale.backends.cpu.kernels.norm_mish import NormMish
 from nightingale.backends.cpu.kernels.packed_keys import BlockPackers, emit_pack_keys
 from nightingale.backends.cpu.kernels.project_heads import PROJECT_BLOCK, emit_project_heads
 from nightingale.backends.cpu.kernels.rows_linear import RowsGemm, emit_rows_linear
@@ -44,11 +44,10 @@ class RenderOpcode(IntEnum):
     LINEAR_64 = 6
     WINOGRAD_CONV1D = 7
     LINEAR_256 = 8
-    NORM_MISH = 9
-    PROJECT_HEADS = 10
-    LINKED = 11
+    PROJECT_HEADS = 9
+    LINKED = 10
     """Computed by an operation before it in the table (RowsLinearOp.LINKS)."""
-    TRANSPOSE = 12
+    TRANSPOSE = 11
 
 
 LINEAR_OPCODES: Final = {
@@ -83,11 +82,11 @@ def emit_render_module(target: Target) -> ir.Module:
         RenderOpcode.PACK_KEYS: emit_pack_keys(module, packers),
         RenderOpcode.ATTENTION: emit_flow_attention(module, target),
         RenderOpcode.WINOGRAD_CONV1D: emit_winograd_conv1d(module, target),
-        RenderOpcode.NORM_MISH: emit_norm_mish(module),
     }
+    norm_mish = NormMish(module, target)
     gemms = {block: RowsGemm(module, target, block) for block in LINEAR_OPCODES}
     for block, opcode in LINEAR_OPCODES.items():
-        operations[opcode] = emit_rows_linear(module, gemms[block], block)
+        operations[opcode] = emit_rows_linear(module, gemms[block], norm_mish, block)
     operations[RenderOpcode.PROJECT_HEADS] = emit_project_heads(module, gemms[PROJECT_BLOCK], packers)
     emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
     return module

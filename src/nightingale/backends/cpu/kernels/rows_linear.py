@@ -1,9 +1,13 @@
-"""Int8 linear layer over many rows, with the norm before it and the activation or residual after it: the flow.
+"""Int8 linear layer or convolution over many rows, with what is before and after it: the flow.
 
     out = epilogue(norm(x) @ weight.T + bias)          quantization and layout are those of int8_gemm.py
+    result = mish(norm(out)) + added                   after a convolution (norm_mish.py)
 
 Shapes
     x     (rows, k) float32        out   (rows, n) float32
+
+Rows of x are frames. A convolution is a product whose inputs are a row and its neighbours: weight is (n, taps · k),
+and rows outside x are zeros. Each row is quantized once.
 
 Pseudo-code, for each thread's share of the rows, ROWS_PER_PASS at a time
     for layer in linked layers:
@@ -37,6 +41,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
     emit_quantize_row,
 )
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, WORDS, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.norm_mish import NormMish
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import OP_WORDS, Arg, Operation, load_args
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu_erf
@@ -45,6 +50,7 @@ ROWS_PER_PASS: Final = 32
 """Rows that go through linked layers at a time."""
 ROWS_BESIDE_WEIGHTS: Final = 16
 """Rows of which a block fits into the L1 cache beside that of some tiles of weights, with their sums."""
+MAX_TAPS: Final = 4
 LOCAL_PADDING: Final = 16
 """Floats after a row of a thread's own: rows of 4 KiB would all lie in the same place of the L1 cache."""
 ROWS_AT_ONCE: Final = (4, 1)
@@ -65,6 +71,15 @@ class RowsEpilogue(IntEnum):
     GELU = 2
 
 
+class After(IntEnum):
+    """What follows when all outputs of a pass are known."""
+
+    NOTHING = 0
+    MISH = 1
+    MISH_ADD = 2
+    """Mish, added to what the result holds."""
+
+
 class RowsLinearOp(Arg):
     X = NORM_WEIGHT = NORM_BIAS = W_SCALES = BIAS = OUT = F32
     W_CODES = I8
@@ -75,9 +90,14 @@ class RowsLinearOp(Arg):
     """Operations after this one in the table that it computes too, for the same rows; their opcode is LINKED."""
     X_IS_LOCAL = OUT_IS_LOCAL = I64
     """1: the rows of a pass lie at the thread's own place of (threads · ROWS_PER_PASS) rows, LOCAL_PADDING longer."""
+    TAPS = PADDING = INPUT_ROWS = I64
+    """Output r has the rows r - PADDING … r - PADDING + TAPS of the INPUT_ROWS of x. ROWS counts outputs."""
+    AFTER = I64
+    """A number of `After`. The next four are for others than NOTHING."""
+    RESULT = MISH_WEIGHT = MISH_BIAS = ADDED = F32
 
 
-def linear_scratch_bytes(k: int, block: int, rows: int = ROWS_PER_PASS) -> int:
+def linear_scratch_bytes(k: int, block: int, rows: int = ROWS_PER_PASS + MAX_TAPS - 1) -> int:
     """Return the bytes that a thread needs for rows of k inputs."""
     return GemmScratch.size_bytes(k, block, rows)
 
@@ -108,15 +128,27 @@ class RowsGemm:
         *,
         stride: Value,
         norm: bool,
+        first: Value,
     ) -> None:
-        """Quantize `count` rows at x, after the LayerNorm of the operation if there is one."""
+        """Quantize `count` rows at x to those from `first` on, after the LayerNorm of the operation if it has one."""
         done = f.const(0)
         for several, function in self._quantize[Norm.LAYER if norm else Norm.NONE].items():
             end = count // several * several
             with f.loop(end, start=done, step=several) as row:
-                given = x.offset(row * stride), op.norm_weight, op.norm_bias, *scratch.row(row)
+                given = x.offset(row * stride), op.norm_weight, op.norm_bias, *scratch.row(first + row)
                 f.call(function, *given, op.k, stride)
             done = end
+
+    def emit_zeros(
+        self, f: Function, k: Value, scratch: GemmScratch, first: Value | int, last: Value
+    ) -> None:
+        """Set quantized rows to zeros."""
+        with f.loop(last, start=first) as row:
+            codes, scales, corrections = scratch.row(row)
+            with f.loop(k, step=LANES) as at:
+                codes[at] = f.zeros(I8, LANES)
+            with f.loop(k // self._block) as number:
+                scales[number], corrections[number] = f.const(0.0, F32), f.const(0, I32)
 
     def emit_multiply(
         self,
@@ -129,25 +161,26 @@ class RowsGemm:
         outputs: tuple[Value, Value],
         stride: Value,
         epilogue: Value,
+        taps: Value,
     ) -> None:
-        """Write outputs from the first to before the last of `count` quantized rows to out, (count, stride)."""
+        """Write outputs from the first to before the last of `count` rows to out, (count, stride)."""
         first, last = outputs
-        blocks = op.k // self._block
+        blocks = op.k // self._block * taps
         with f.loop(last, start=first, step=_tiles(self._target) * TILE_OUTPUTS) as output:
-            weights = op.w_codes.offset(output * op.k), op.w_scales.offset(output * blocks)
+            weights = op.w_codes.offset(output * op.k * taps), op.w_scales.offset(output * blocks)
             bias, place = op.bias.offset(output), out.offset(output - first)
             with f.loop(blocks) as number, f.loop(count, step=ROWS_BESIDE_WEIGHTS) as row:
                 end = (row + ROWS_BESIDE_WEIGHTS).min(count)
                 for several, kernel in self._kernels.items():
                     times = (end - row) // several
                     sums = scratch.product.offset(row * GROUP_OUTPUTS), place.offset(row * stride)
-                    rest = op.k, number, stride, epilogue, times
+                    rest = op.k, taps, number, stride, epilogue, times
                     f.call(kernel, *weights, *scratch.row(row), bias, *sums, *rest)
                     row = row + times * several
 
 
-def emit_rows_linear(module: ir.Module, gemm: RowsGemm, block: int) -> Operation:
-    one_pass = _emit_pass(module, gemm, block)
+def emit_rows_linear(module: ir.Module, gemm: RowsGemm, norm_mish: NormMish, block: int) -> Operation:
+    one_pass = _emit_pass(module, gemm, norm_mish, block)
     f = Operation(module, f"rows_linear_{block}")
     op = f.args(RowsLinearOp)
     begin, end = f.thread_range(op.rows, ROWS_AT_ONCE[0])
@@ -157,23 +190,33 @@ def emit_rows_linear(module: ir.Module, gemm: RowsGemm, block: int) -> Operation
     return f.ret()
 
 
-def _emit_pass(module: ir.Module, gemm: RowsGemm, block: int) -> Function:
+def _emit_pass(module: ir.Module, gemm: RowsGemm, norm_mish: NormMish, block: int) -> Function:
     """Emit the product of ROWS_PER_PASS rows or fewer."""
     params = {"op": WORDS, "scratch": I32, "thread": I64, "first": I64, "count": I64}
     f = Function(module, f"rows_pass_{block}", params)
     words, start, thread, first, count = f.params
     op = load_args(f, RowsLinearOp, words)
-    scratch = gemm.scratch(start, op.k, ROWS_PER_PASS)
-    own = thread * ROWS_PER_PASS
-    x_row, out_row = (local.equals(1).select(own, first) for local in (op.x_is_local, op.out_is_local))
+    scratch = gemm.scratch(start, op.k, ROWS_PER_PASS + MAX_TAPS - 1)
     x_stride, out_stride = op.k + op.x_is_local * LOCAL_PADDING, op.outputs + op.out_is_local * LOCAL_PADDING
-    x, out = op.x.offset(x_row * x_stride), op.out.offset(out_row * out_stride)
+    # The rows that are read: those before x, those of x, those after it.
+    begin, read = first - op.padding, count + op.taps - 1
+    before = (f.const(0) - begin).max(0)
+    known = (begin + read).min(op.input_rows) - begin - before
+    own = thread * ROWS_PER_PASS
+    x = op.x.offset(op.x_is_local.equals(1).select(own, begin + before) * x_stride)
+    out = op.out.offset(op.out_is_local.equals(1).select(own, first) * out_stride)
+    gemm.emit_zeros(f, op.k, scratch, 0, before)
+    gemm.emit_zeros(f, op.k, scratch, before + known, read)
     with f.if_else(op.has_norm.equals(1)) as (with_norm, without):
         for branch, norm in ((with_norm, True), (without, False)):
             with branch:
-                gemm.emit_quantize(f, op, x, scratch, count, stride=x_stride, norm=norm)
+                gemm.emit_quantize(f, op, x, scratch, known, stride=x_stride, norm=norm, first=before)
     whole, epilogue = (f.const(0), op.outputs), op.epilogue
-    gemm.emit_multiply(f, op, scratch, out, count=count, outputs=whole, stride=out_stride, epilogue=epilogue)
+    gemm.emit_multiply(
+        f, op, scratch, out, count=count, outputs=whole, stride=out_stride, epilogue=epilogue, taps=op.taps
+    )
+    with f.if_then(op.after > 0):
+        norm_mish.emit_call(f, op, out, out_stride, op.result.offset(first * op.outputs), count)
     return f.ret()
 
 
@@ -206,14 +249,16 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
         "product": F32,
         "out": F32,
         "k": I64,
+        "taps": I64,
         "number": I64,
         "stride": I64,
         "epilogue": I64,
     }
     f = Function(module, f"rows_tile_{rows}_{block}", {**params, "times": I64})
     w_codes, w_scales, all_codes, all_scales, all_corrections, bias, product = f.params[:7]
-    all_out, k, number, stride, epilogue, times = f.params[7:]
+    all_out, k, taps, number, stride, epilogue, times = f.params[7:]
     lanes, tiles, blocks = target.lanes, range(_tiles(target)), k // block
+    all_blocks, place_in_rows = blocks * taps, number * block + number // blocks * ROW_PADDING
     parts = range(TILE_OUTPUTS // lanes)
     places = [(row, tile, part) for row in range(rows) for tile in tiles for part in parts]
 
@@ -224,10 +269,10 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
         place: Pointer = product.offset(row * GROUP_OUTPUTS + output(tile, part))
         return place
 
-    codes = [w_codes.offset((k * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
+    codes = [w_codes.offset((k * taps * tile + number * block) * TILE_OUTPUTS) for tile in tiles]
     with f.loop(times) as turn:
         first = turn * rows
-        x_codes = all_codes.offset(first * (k + ROW_PADDING) + number * block)
+        x_codes = all_codes.offset(first * (k + ROW_PADDING) + place_in_rows)
         out = all_out.offset(first * stride)
         x_scales = all_scales.offset(first * blocks + number)
         corrections = all_corrections.offset(first * blocks + number)
@@ -242,17 +287,17 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
         totals = {}
         for row, tile, part in places:
             at = output(tile, part)
-            w_scale = w_scales.load_vector((blocks * tile + number) * TILE_OUTPUTS + part * lanes, lanes)
+            w_scale = w_scales.load_vector((all_blocks * tile + number) * TILE_OUTPUTS + part * lanes, lanes)
             exact = target.emit_sums_as_float(sums[row, tile, part].value)
             before = is_first.select_pointer(bias.offset(at), sums_so_far(first + row, tile, part))
             totals[row, tile, part] = exact.fma(
                 w_scale * x_scales[blocks * row], before.load_vector(0, lanes)
             )
-        with f.if_then(number + 1 < blocks):
+        with f.if_then(number + 1 < all_blocks):
             for row, tile, part in places:
                 sums_so_far(first + row, tile, part)[0] = totals[row, tile, part]
 
-        is_last = (number + 1).equals(blocks)
+        is_last = (number + 1).equals(all_blocks)
         changes: dict[RowsEpilogue, Callable[[Value], Value]] = {
             RowsEpilogue.STORE: lambda value: value,
             RowsEpilogue.ADD: lambda value: value,
