@@ -39,8 +39,10 @@ class Int8RowsConv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         by_tap = plain.weight.detach().transpose(1, 2).flatten(1)  # (outputs, taps · inputs)
-        linear = nn.Linear(by_tap.shape[1], by_tap.shape[0], bias=False)
-        linear.weight, linear.bias = nn.Parameter(by_tap, requires_grad=False), plain.bias
+        linear = nn.Linear(by_tap.shape[1], by_tap.shape[0], bias=plain.bias is not None)
+        linear.weight = nn.Parameter(by_tap, requires_grad=False)
+        if plain.bias is not None:
+            linear.bias = nn.Parameter(plain.bias.detach(), requires_grad=False)
         block = max(block for block in LINEAR_OPCODES if self.in_channels % block == 0)
         self.product = Int8Linear(linear, block)
         self.thread_bytes = linear_scratch_bytes(self.in_channels, block)
@@ -130,6 +132,10 @@ class Int8ConvBlock(ConvBlock):
 class Int8ResnetBlock(ResnetBlock):
     """A residual block of the estimator, whose sums are part of its convolution blocks."""
 
+    block1: Int8ConvBlock
+    block2: Int8ConvBlock
+    res_conv: Int8RowsConv1d
+
     def __init__(self, plain: ResnetBlock) -> None:
         nn.Module.__init__(self)
         self.mlp, self.res_conv = plain.mlp, Int8RowsConv1d(plain.res_conv)
@@ -151,7 +157,8 @@ class Int8ResnetBlock(ResnetBlock):
             first, left = frames, self.block1.conv.left
         else:
             first, left = self.block1.conv.inputs(x, state)
-        inner, out = (x.new_empty(len(x), x.shape[2], self.res_conv.out_channels) for _ in range(2))
+        shape = len(x), x.shape[2], self.res_conv.out_channels
+        inner, out = CONTEXT.floats("first_convolved", *shape), x.new_empty(*shape)
         for rows, plain_rows, result, h, own in zip(first, frames, out, inner, added, strict=True):
             calls = [
                 self.res_conv.operation(plain_rows, result, left=0),

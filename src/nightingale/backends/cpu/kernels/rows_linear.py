@@ -72,7 +72,7 @@ class RowsEpilogue(IntEnum):
 
 
 class After(IntEnum):
-    """What follows when all outputs of a pass are known."""
+    """The step after all outputs of a pass are known."""
 
     NOTHING = 0
     MISH = 1
