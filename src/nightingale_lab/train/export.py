@@ -295,7 +295,7 @@ def _fingerprint(files: Mapping[str, bytes]) -> str:
 
 
 def _voice(voice: BuiltInVoice) -> Voice:
-    """Return a voice whose speaker vector serves T3 and the flow; neither has a prompt."""
+    """Return a voice for T3 and the flow; neither has a prompt."""
     return Voice.checked(
         name=voice.name,
         family="wren",
@@ -303,7 +303,7 @@ def _voice(voice: BuiltInVoice) -> Voice:
         prompt_ids=torch.zeros(0, dtype=torch.int64),
         flow_prompt_ids=torch.zeros(0, dtype=torch.int64),
         flow_prompt_mel=torch.zeros(0, 80),
-        flow_speaker=voice.speaker,
+        flow_speaker=voice.flow_speaker,
         provenance=f"built in: {voice.summary}",
     )
 

@@ -1,5 +1,5 @@
 """Lines for what wren got wrong: spelled letters, digits, single words, repeated words, names, long sentences, runs
-of short sentences, and the same words with every final mark.
+of short sentences, contractions, and the same words with every final mark.
 
 They are made of free sentences and of word lists, in the form that the English normalizer emits. Patterns and the
 share of each kind are in hard_patterns.txt, words in hard_words.txt.
@@ -50,6 +50,9 @@ class HardExamples(TemplateWriter):
             "repeated": lambda: self._repeat("repeatable"), "repeated_adverb": lambda: self._repeat("adverb"),
             "clauses": self._clauses, "run": self._run, "enumeration": self._enumeration,
             "Pair": lambda: _capitalized(self._word("pair")), "Short": lambda: _capitalized(self._word("short")),
+            "Negated": lambda: _capitalized(self._word("negated")),
+            "pronoun_small": lambda: _small_pronoun(self._word("pronoun")),
+            "contracted_small": lambda: _small_pronoun(self._word("contracted")),
             "auxiliary_small": lambda: self._word("auxiliary").lower(),
             "when": lambda: f" {self._word('time')}" if rng.random() < 0.6 else "",
         }  # fmt: skip
@@ -112,6 +115,10 @@ class HardExamples(TemplateWriter):
     def _enumeration(self) -> str:
         items = self._rng.choices(self._words["frequent"][:LISTED_WORDS], k=self._rng.randint(3, 7))
         return f"{', '.join(items[:-1])}, and {items[-1]}"
+
+
+def _small_pronoun(pronoun: str) -> str:
+    return pronoun if pronoun.startswith("I") else pronoun.lower()
 
 
 def _capitalized(text: str) -> str:

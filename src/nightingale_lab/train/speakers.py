@@ -31,6 +31,10 @@ SPEAKER_SHARES: Final[Mapping[str, float]] = {
 }  # fmt: skip
 """Each named voice's share of the lines. Blends of voices get the rest, since cloning needs many speakers."""
 BLENDED_SPEAKERS: Final = 300
+FLOW_BLENDS: Final[Mapping[str, Mapping[str, float]]] = {
+    "bm_george": {"bm_george": 0.6, "am_fenrir": 0.3, "bf_emma": 0.1},
+}
+"""Voices whose flow has a mixture of vectors, because the vocoder renders their own timbre less well (dev/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,9 @@ class BuiltInVoice:
     teacher_name: str
     """The teacher's name for it: accent, sex, underscore, name."""
     speaker: Tensor
-    """(256,)"""
+    """(256,): for T3."""
+    flow_speaker: Tensor
+    """(256,): the same, or a mixture (`FLOW_BLENDS`)."""
 
     @property
     def name(self) -> str:
@@ -53,11 +59,17 @@ class BuiltInVoice:
 
     def card(self) -> str:
         """Return the Markdown page beside the voice's file."""
+        blend = FLOW_BLENDS.get(self.teacher_name, {})
+        others = " and ".join(
+            f"{share:.0%} of {name}'s" for name, share in blend.items() if name != self.teacher_name
+        )
+        mixed = f"  The vector of the flow is mixed with {others}, which sounds cleaner.\n" if others else ""
         return (
             f"# {self.name}\n\n"
             f"Built into wren: {self.summary}.\n\n"
             f"- **Provenance.** A synthetic speaker. Wren was trained on speech that {TEACHER} made with\n"
             f"  its voice `{self.teacher_name}`; this file holds one speaker vector, the mean over those clips.\n"
+            f"{mixed}"
             "  No recording of a person is in it.\n"
             f"- **Licence.** The teacher's weights and voices are under {LICENCE}; this file is under the\n"
             "  licence of the package.\n"
@@ -84,13 +96,25 @@ def mean_speakers(speaker: Tensor, voice: Tensor, names: Sequence[str]) -> dict[
     return means
 
 
+def flow_speaker(name: str, speakers: Mapping[str, Tensor]) -> Tensor:
+    """Return the vector of a voice for the flow: its own, or a mixture of those that are all there."""
+    blend = FLOW_BLENDS.get(name, {})
+    if not blend or not set(blend) <= set(speakers):
+        return speakers[name]
+    return F.normalize(sum((speakers[one] * share for one, share in blend.items()), torch.zeros(())), dim=0)
+
+
 def read_built_in_voices(path: Path, default: str) -> list[BuiltInVoice]:
     """Return the built-in voices of a voices.safetensors, the default first, the others by name."""
     tensors = read_tensors(path)
-    voices = [
-        BuiltInVoice(teacher_name=name, speaker=tensors.get(name + TEACHER_SUFFIX, own).to(torch.float32))
+    speakers = {
+        name: tensors.get(name + TEACHER_SUFFIX, own).to(torch.float32)
         for name, own in tensors.items()
         if not name.endswith(TEACHER_SUFFIX)
+    }
+    voices = [
+        BuiltInVoice(teacher_name=name, speaker=speaker, flow_speaker=flow_speaker(name, speakers))
+        for name, speaker in speakers.items()
     ]
     names = [voice.teacher_name for voice in voices]
     invalid = [n for n in names if n[:1] not in ACCENTS or n[1:2] not in SEXES or not n.partition("_")[2]]
