@@ -32,7 +32,7 @@ SPEAKER_SHARES: Final[Mapping[str, float]] = {
 """Each named voice's share of the lines. Blends of voices get the rest, since cloning needs many speakers."""
 BLENDED_SPEAKERS: Final = 300
 FLOW_BLENDS: Final[Mapping[str, Mapping[str, float]]] = {
-    "bm_george": {"bm_george": 0.6, "am_fenrir": 0.3, "bf_emma": 0.1},
+    "bm_george": {"bm_george": 0.5, "am_fenrir": 0.3, "am_puck": 0.1, "bf_emma": 0.1},
 }
 """Voices whose flow has a mixture of vectors, because the vocoder renders their own timbre less well (dev/LOG.md)."""
 
@@ -60,7 +60,7 @@ class BuiltInVoice:
     def card(self) -> str:
         """Return the Markdown page beside the voice's file."""
         blend = FLOW_BLENDS.get(self.teacher_name, {})
-        others = " and ".join(
+        others = ", ".join(
             f"{share:.0%} of {name}'s" for name, share in blend.items() if name != self.teacher_name
         )
         mixed = f"  The vector of the flow is mixed with {others}, which sounds cleaner.\n" if others else ""
