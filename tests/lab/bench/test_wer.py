@@ -152,6 +152,8 @@ def test_words_are_skipped_or_repeated_only_if_all_recognizers_agree(
         ("It took twelve years.", "It took 12 years."),
         ("The dog wagged its tail.", "The dog wagged it's tail."),
         ("They met in Nottingham.", "They met in nodding him."),
+        ("Three hundred thousand, four hundred thousand!", "300,000, 400,000."),
+        ("Dial five, five, five.", "Dial 555."),
     ],
 )
 def test_other_spellings_are_no_skipped_or_repeated_words(expected: str, transcript: str) -> None:
