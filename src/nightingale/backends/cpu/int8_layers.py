@@ -160,6 +160,8 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 class Int8Linear(nn.Module):
+    codes: Tensor
+
     def __init__(self, plain: nn.Linear, block: int | None = None) -> None:
         """block: inputs that share a scale; default: the most that there are kernels for."""
         super().__init__()
