@@ -82,7 +82,7 @@ class KernelContext(threading.local):
         self._memory: dict[str, Tensor] = {}
         self._floats: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._moves = 0
-        """How often memory was replaced by larger memory."""
+        """Counts replacements of memory by larger memory."""
         self._tables: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], CallTable]] = WeakKeyDictionary()
 
     def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
@@ -102,7 +102,7 @@ class KernelContext(threading.local):
         pool.run()
 
     def table_for(self, layer: nn.Module, build: Callable[[], CallTable], *sizes: int) -> CallTable:
-        """Return what `build` has returned for this layer and these sizes, if it was called for them last.
+        """Return the latest table of this layer, or call `build` if sizes or memory were others then.
 
         To collect the arguments of a transformer block takes longer than to run a small one. Their addresses last
         until memory of this context is replaced.
