@@ -21,7 +21,6 @@ from nightingale.backends.cpu import capabilities, int8_layers, int8_networks
 from nightingale.backends.cpu.int8_layers import CONTEXT, FusedSnake, Int8Conv1d, Int8Linear
 from nightingale.backends.cpu.int8_networks import (
     Int8Attend,
-    Int8TransformerBlock,
     int8_flow,
 )
 from nightingale.backends.cpu.int8_resnet import Int8ResnetBlock, Int8RowsConv1d
@@ -43,7 +42,7 @@ from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.models.chatterbox.hift.generator import Hift, ResBlock, Snake
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, ResnetBlock, TransformerBlock
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, ResnetBlock
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
 from nightingale.models.layers.streaming_state import StreamingState
@@ -143,33 +142,6 @@ def test_norm_activation_and_residual_are_part_of_a_linear_layer(rows: int) -> N
     CONTEXT.run_all(operations, thread_bytes=rounded.thread_bytes)
     assert (out - F.gelu(reference(norm(x)))).abs().max() < 2e-3, "a code may be rounded the other way"
     assert rms_error(added, reference(x) + residual) < 1e-5
-
-
-@pytest.mark.parametrize("state", [False, True])
-@pytest.mark.parametrize("frames", [5, 70])
-def test_a_transformer_block_is_close_to_float32(frames: int, state: bool) -> None:
-    torch.manual_seed(0)
-    plain = TransformerBlock(256, 2)
-    rounded, x = Int8TransformerBlock(plain), noise(2, frames, 256)
-    states = [
-        StreamingState((noise(2, 2, 40, 64), noise(2, 2, 40, 64, seed=1))) if state else None for _ in "ab"
-    ]
-    expected, got = plain(x, None, states[0]), rounded(x.clone(), None, states[1])
-    assert 0 < rms_error(got - x, expected - x) < 0.02
-    transposed = x.transpose(1, 2).contiguous().transpose(1, 2)
-    if not state:
-        assert torch.equal(rounded(transposed, None), got), "whatever its strides are"
-
-
-@pytest.mark.parametrize("frames", [16, 64, 150])
-def test_a_block_in_one_call_has_the_bits_of_its_operations(
-    frames: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = Int8TransformerBlock(TransformerBlock(256, 4).requires_grad_(False))
-    x = noise(2, frames, 256)
-    whole = block(x.clone(), None)
-    monkeypatch.setattr(block, "_fits_whole", lambda _: False)
-    assert torch.equal(whole, block(x.clone(), None))
 
 
 @pytest.mark.parametrize("columns", [5, 16, 70])

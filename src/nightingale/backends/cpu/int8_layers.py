@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -36,7 +38,7 @@ from nightingale.backends.cpu.kernels.rows_linear import (
     linear_scratch_bytes,
 )
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
-from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
+from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, Words, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
@@ -56,6 +58,14 @@ KernelCall = tuple[RenderOpcode, Mapping[Any, Any]]
 """An operation and its arguments."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """The words of some operations, and the scratch that a thread needs for them."""
+
+    words: Words
+    thread_bytes: int
+
+
 @cache
 def compiled_layers() -> CompiledModule:
     """Return the operations of all layers as machine code."""
@@ -69,7 +79,11 @@ class KernelContext(threading.local):
     def __init__(self) -> None:
         self._pools: dict[int, ThreadPool] = {}
         self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
-        self._floats: dict[str, Tensor] = {}
+        self._memory: dict[str, Tensor] = {}
+        self._floats: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._moves = 0
+        """Counts replacements of memory by larger memory."""
+        self._tables: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], CallTable]] = WeakKeyDictionary()
 
     def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
         """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
@@ -77,27 +91,57 @@ class KernelContext(threading.local):
 
     def run_all(self, operations: Sequence[KernelCall], *, thread_bytes: int) -> None:
         """Run operations in their order."""
-        threads = torch.get_num_threads()
-        if threads not in self._pools:
-            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=MAX_OPERATIONS)
-        pool = self._pools[threads]
-        pool.reserve_scratch(thread_bytes)
+        pool = self._pool(thread_bytes)
         pool.set_operations(*operations)
         pool.run()
+
+    def run_table(self, table: CallTable) -> None:
+        """Run the operations of a table in their order."""
+        pool = self._pool(table.thread_bytes)
+        pool.set_table(table.words)
+        pool.run()
+
+    def table_for(self, layer: nn.Module, build: Callable[[], CallTable], *sizes: int) -> CallTable:
+        """Return the latest table of this layer, or call `build` if sizes or memory were others then.
+
+        To collect the arguments of a transformer block takes longer than to run a small one. Their addresses last
+        until memory of this context is replaced.
+        """
+        threads = torch.get_num_threads()
+        known = self._tables.get(layer)
+        if known is None or known[0] != (*sizes, threads, self._moves):
+            table = build()
+            known = (*sizes, threads, self._moves), table
+            self._tables[layer] = known
+        return known[1]
 
     def buffer(self, size: int) -> int:
         """Return the address of `size` bytes, which are free until this thread's next call."""
         if self._buffer.nbytes < size:
             self._buffer = page_aligned_zeros((2 * size,), np.int8, huge_pages=True)
+            self._moves += 1
         return address_of(self._buffer)
 
     def floats(self, name: str, *shape: int) -> Tensor:
         """Return memory that lasts until this thread asks for the same name: new memory costs page faults."""
-        size = math.prod(shape)
-        if name not in self._floats or self._floats[name].numel() < size:
-            memory = page_aligned_zeros((size,), huge_pages=True)
-            self._floats[name] = torch.from_numpy(memory)
-        return self._floats[name][:size].view(shape)
+        if (name, shape) not in self._floats:
+            size = math.prod(shape)
+            if name not in self._memory or self._memory[name].numel() < size:
+                memory = page_aligned_zeros((size,), huge_pages=True)
+                self._memory[name] = torch.from_numpy(memory)
+                self._moves += 1
+            # Sentences have many lengths, so only the latest shape is kept.
+            self._floats = {key: view for key, view in self._floats.items() if key[0] != name}
+            self._floats[name, shape] = self._memory[name][:size].view(shape)
+        return self._floats[name, shape]
+
+    def _pool(self, thread_bytes: int) -> ThreadPool:
+        threads = torch.get_num_threads()
+        if threads not in self._pools:
+            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=MAX_OPERATIONS)
+        pool = self._pools[threads]
+        pool.reserve_scratch(thread_bytes)
+        return pool
 
 
 CONTEXT = KernelContext()
@@ -116,6 +160,8 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 class Int8Linear(nn.Module):
+    codes: Tensor
+
     def __init__(self, plain: nn.Linear, block: int | None = None) -> None:
         """block: inputs that share a scale; default: the most that there are kernels for."""
         super().__init__()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from nightingale.backends.cpu.bf16 import Net, with_parts
 from nightingale.backends.cpu.int8_layers import (
     CONTEXT,
+    CallTable,
     FusedSnake,
     Int8Conv1d,
     Int8Linear,
@@ -38,6 +40,7 @@ from nightingale.backends.cpu.kernels.rows_linear import (
     RowsEpilogue,
     RowsLinearOp,
 )
+from nightingale.backends.cpu.kernels.thread_pool import operation_table
 from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import (
     HEAD_WIDTH,
@@ -86,6 +89,15 @@ def attention_arguments(
             op.V: v, op.V_HEAD_STRIDE: v.stride(0), op.V_ROW_STRIDE: v.stride(1),
         }  # fmt: skip
     return args, flow_attention.scratch_bytes(keys)
+
+
+PLACES_OF_ROWS: Final = (
+    (0, ProjectHeadsOp.X),
+    (2, RowsLinearOp.OUT),
+    (3, RowsLinearOp.X),
+    (4, RowsLinearOp.OUT),
+)
+"""Operations of a transformer block in one call whose arguments are its rows: inputs, residuals and results."""
 
 
 class Int8TransformerBlock(TransformerBlock):
@@ -148,6 +160,14 @@ class Int8TransformerBlock(TransformerBlock):
 
     def _run_whole(self, rows: Tensor) -> None:
         """Compute the block for one utterance, (frames, width), in its place."""
+        table = CONTEXT.table_for(
+            self, partial(self._whole_table, rows), len(rows), self.qkv.codes.data_ptr()
+        )
+        for operation, argument in PLACES_OF_ROWS:
+            table.words[operation, argument] = rows.data_ptr()
+        CONTEXT.run_table(table)
+
+    def _whole_table(self, rows: Tensor) -> CallTable:
         op, frames, inner = ProjectHeadsOp, len(rows), self.out.in_features
         q, attended = CONTEXT.floats("q", frames, inner), CONTEXT.floats("attended", frames, inner)
         by_head = q.view(frames, self.heads, HEAD_WIDTH).transpose(0, 1)
@@ -164,7 +184,7 @@ class Int8TransformerBlock(TransformerBlock):
             *self._after_attention(attended, rows),
         ]
         sizes = self.thread_bytes, attend_bytes, project_scratch_bytes(self.qkv.in_features)
-        CONTEXT.run_all(calls, thread_bytes=max(sizes))
+        return CallTable(operation_table(calls), thread_bytes=max(sizes))
 
     def _after_attention(self, attended: Tensor, rows: Tensor) -> list[KernelCall]:
         """Return the rest of the block, some rows at a time, so that what is between its layers stays in a cache."""

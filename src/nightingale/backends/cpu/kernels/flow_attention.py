@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any, Final
 
 from llvmlite import ir
@@ -72,6 +73,8 @@ QUERIES_AT_ONCE: Final = 4
 """Queries for whose sums there are registers."""
 QUERY_TILE: Final = 16
 """Queries that a thread takes through all keys."""
+ROWS_PREFETCHED: Final = 2
+"""Rows of the next tile that are prefetched while a block of keys is computed."""
 WEIGHTS_AT_ONCE: Final = 32
 """Independent results that hide the time from one instruction to the next."""
 LOWEST: Final = -1e30
@@ -116,16 +119,20 @@ def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
     tile, packed = _Tile(f.scratch, blocks), PackedHeads(op, blocks)
     logits, weights = _emit_logits(module, target), _emit_weights(module, target)
     values = _emit_values(module, target)
+    # On ARM a vector is four registers, so one query alone has independent instructions.
+    queries_at_once = QUERIES_AT_ONCE if target.lanes == LANES else 1
     begin, end = f.thread_range(tiles * op.heads)
     with f.loop(end, start=begin) as unit:
         # The last tile of a head begins earlier, and computes some queries again.
         head, first = unit // tiles, (unit % tiles * QUERY_TILE).min(op.queries - QUERY_TILE)
-        with f.loop(QUERY_TILE) as row:
+        with f.loop(QUERY_TILE, step=queries_at_once) as row:
             query = op.q.offset(head * op.q_head_stride + (first + row) * op.q_row_stride)
-            _emit_quantize_query(f, target, query, tile, row)
+            _emit_quantize_queries(f, target, query, op.q_row_stride, tile, row, queries_at_once)
         with f.loop(blocks) as block:
             start, own = block * BLOCK_KEYS, block * QUERY_TILE
             keys = packed.keys(head, block)
+            if target.prefetch_bytes:
+                _emit_prefetch_rows(f, op, (unit + 1) // tiles, (unit + 1) % tiles, block)
             with f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
                 given = (
                     tile.q_codes.offset(row * HEAD_DIM),
@@ -159,6 +166,22 @@ def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
     return f.ret()
 
 
+def _emit_prefetch_rows(f: Function, op: SimpleNamespace, head: Value, tile: Value, block: Value) -> None:
+    """Prefetch some rows of the next tile, two for each block of keys: its queries, and where its results will be.
+
+    They lie apart from each other and in no nearer cache than the third, of which the hardware prefetches nothing.
+    """
+    with f.loop(
+        (block * ROWS_PREFETCHED + ROWS_PREFETCHED).min(QUERY_TILE), start=block * ROWS_PREFETCHED
+    ) as row:
+        place = (tile * QUERY_TILE).min(op.queries - QUERY_TILE) + row
+        query = op.q.offset(head * op.q_head_stride + place * op.q_row_stride)
+        result = op.out.offset((place * op.heads + head) * HEAD_DIM)
+        for part in range(0, HEAD_DIM, LANES):
+            query.prefetch(part)
+            result.prefetch(part)
+
+
 def _emit_forget_padding(
     f: Function, target: Target, codes: Pointer, sums: Pointer, width: Value, padding: Value
 ) -> None:
@@ -172,16 +195,26 @@ def _emit_forget_padding(
         sums[query] = sums[query] - (code * padding).cast(F32)
 
 
-def _emit_quantize_query(f: Function, target: Target, query: Pointer, tile: _Tile, row: Value) -> None:
-    """Quantize a query; its scale includes what logits are multiplied by."""
-    scale, codes = emit_quantization([query.load_vector(part * LANES, LANES) for part in range(PARTS)])
-    tile.q_scales[row] = scale * LOGIT_SCALE
-    code_sum = f.zeros(I32, LANES)
-    for part, code in enumerate(codes):
-        code_sum = code_sum + code
-        tile.q_codes[row * HEAD_DIM + part * LANES] = code.cast(I8)
-    if not target.signed_weights:
-        tile.q_corrections[row] = code_sum.reduce_sum() * -ZERO_POINT
+def _emit_quantize_queries(
+    f: Function, target: Target, query: Pointer, stride: Value, tile: _Tile, row: Value, count: int
+) -> None:
+    """Quantize `count` queries from `row` on; their scales include what logits are multiplied by.
+
+    Their instructions alternate, because those of one query wait for each other.
+    """
+    found = [
+        emit_quantization([query.load_vector(stride * number + part * LANES, LANES) for part in range(PARTS)])
+        for number in range(count)
+    ]
+    code_sums = [f.zeros(I32, LANES)] * count
+    for part, codes in enumerate(zip(*(codes for _, codes in found), strict=True)):
+        for number, code in enumerate(codes):
+            code_sums[number] = code_sums[number] + code
+            tile.q_codes[(row + number) * HEAD_DIM + part * LANES] = code.cast(I8)
+    for number, (scale, _) in enumerate(found):
+        tile.q_scales[row + number] = scale * LOGIT_SCALE
+        if not target.signed_weights:
+            tile.q_corrections[row + number] = code_sums[number].reduce_sum() * -ZERO_POINT
 
 
 def _emit_logits(module: ir.Module, target: Target) -> Function:

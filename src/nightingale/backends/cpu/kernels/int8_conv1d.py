@@ -15,7 +15,7 @@ Shapes and layout (blocks = channels / block; `length` columns in, `columns` col
 
 Pseudo-code: two operations, with a barrier between them
     quantize_columns:  x_codes, x_scales = quantize(snake(x))              # by 16 columns
-    conv1d:            for each tile of 16 or 32 columns and 4 outputs:
+    conv1d:            for each tile of 16 or 48 columns and 4 outputs:
         for tap in taps, block in blocks:
             sums[output, :] = 0                                            # int32 registers
             for four channels of the block:
@@ -23,7 +23,7 @@ Pseudo-code: two operations, with a barrier between them
             y[output, :] += float(sums[output, :]) · x_scales[block, :] · w_scales[output]
 
 Why it is fast: time lies in the lanes, so a tap is the same memory some bytes further on; no column matrix
-is built and nothing is transposed before or after. A thread takes COLUMNS_PER_PASS columns through all
+is built and nothing is transposed before or after. A thread takes TILES_PER_PASS tiles of columns through all
 outputs while their codes stay in its cache. Padding, activation and residual need no pass of their own.
 """
 
@@ -43,7 +43,8 @@ from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 CONV_OUTPUTS: Final = 4
 """Outputs of a tile: as many as have their weights in one vector of 16 bytes."""
-COLUMNS_PER_PASS: Final = 4 * LANES
+TILES_PER_PASS: Final = 4
+"""Tiles of columns that a thread takes through all outputs."""
 CHANNELS_AT_ONCE: Final = 2
 """Independent results of Snake hide the time from one instruction to the next."""
 PREFETCH_COLUMNS: Final = 3 * LANES
@@ -131,11 +132,12 @@ def emit_conv1d(module: ir.Module, target: Target) -> Operation:
     f = Operation(module, "conv1d")
     op = f.args(Conv1dOp)
     blocks = op.channels // op.block
-    begin, end = f.thread_range(op.columns, COLUMNS_PER_PASS)
+    columns_per_pass = TILES_PER_PASS * target.conv_columns
+    begin, end = f.thread_range(op.columns, columns_per_pass)
     with (
-        f.loop(end, start=begin, step=COLUMNS_PER_PASS) as first,
+        f.loop(end, start=begin, step=columns_per_pass) as first,
         f.loop(op.outputs, step=CONV_OUTPUTS) as output,
-        f.loop((first + COLUMNS_PER_PASS).min(end), start=first, step=target.conv_columns) as column,
+        f.loop((first + columns_per_pass).min(end), start=first, step=target.conv_columns) as column,
     ):
         start, at = column.min(op.columns - target.conv_columns), output * (op.taps * blocks)
         f.call(

@@ -121,7 +121,7 @@ AVX512: Final = Target(
     spins_per_ms=20_000,
     # A dot product waits five cycles for the sum that it adds to, and two of them start in a cycle.
     attention_tiles=4,
-    conv_columns=32,
+    conv_columns=48,
 )
 AVX_VNNI: Final = replace(AVX512, isa=Isa.AVX_VNNI, lanes=8, attention_tiles=1, conv_columns=16)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
@@ -255,6 +255,13 @@ class ThreadPool:
             write_words(row, args)
         self.job[JobField.OP_COUNT] = len(operations)
 
+    def set_table(self, table: Words) -> None:
+        """Write operations from `operation_table` for the next runs."""
+        count = len(table)
+        self._ops[:count, OpField.OPCODE] = table[:, OpField.OPCODE]
+        self._ops[:count, FIRST_ARG:] = table[:, FIRST_ARG:]
+        self.job[JobField.OP_COUNT] = count
+
     def reserve_scratch(self, thread_bytes: int) -> None:
         """Give each thread at least so many bytes of scratch memory, in pages of its own."""
         if self.job[JobField.SCRATCH_BYTES] < thread_bytes:
@@ -289,6 +296,15 @@ def write_words(row: Words | memoryview, words: Mapping[Any, Any]) -> None:
             row[field] = value
         else:
             row[field] = address_of(value) if isinstance(value, np.ndarray) else value.data_ptr()
+
+
+def operation_table(operations: Sequence[tuple[int, Mapping[Any, Any]]]) -> Words:
+    """Return opcodes and arguments as (operations, OP_WORDS) words, to be written many times by `set_table`."""
+    table = np.zeros((len(operations), OP_WORDS), np.int64)
+    for row, (opcode, args) in zip(table, operations, strict=True):
+        row[OpField.OPCODE] = opcode
+        write_words(row, args)
+    return table
 
 
 def address_of(array: NDArray[Any]) -> int:
