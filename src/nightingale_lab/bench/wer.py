@@ -102,7 +102,9 @@ def _omissions_and_repetitions(
     expected: str, transcript: str, language: str
 ) -> Counter[tuple[str, int, str]]:
     """Return (kind, place in the expected text, expected word) of each."""
-    found = jiwer.process_words(*(_words_of_clauses(text, language) for text in (expected, transcript)))
+    found = jiwer.process_words(
+        _words_of_clauses(expected, language), _words_of_clauses(transcript, language)
+    )
     words, recognized = found.references[0], found.hypotheses[0]
     result: Counter[tuple[str, int, str]] = Counter()
     for _, run in groupby(found.alignments[0], key=lambda chunk: chunk.type == "equal"):
