@@ -9,7 +9,7 @@ from nightingale_lab.bench.store import commit_label
 
 BENCH, WREN = "nightingale bench -m wren --table", "python -m nightingale_lab.bench.wren --parts"
 DEFAULT, VOICES, QUESTIONS = f"{WREN} default", f"{WREN} voices --per-voice 10", f"{WREN} questions"
-HARD, VARIED = f"{WREN} hard --every 4 --hibari DIR", f"{WREN} varied --hibari DIR"
+HARD, VARIED = f"{WREN} hard --hibari DIR", f"{WREN} varied --hibari DIR"
 PEERS, JUDGED = "nightingale bench --peer all", "python benchmarks/peer_quality.py"
 GPU, CPU = "python benchmarks/gpu_engine.py --upstream DIR", "python benchmarks/cpu.py --upstream DIR"
 ENGINE, SERVER = "python benchmarks/engine.py", "python benchmarks/server.py --model wren --profile"
