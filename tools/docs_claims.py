@@ -35,7 +35,12 @@ CLAIMS: dict[str, list[tuple[str, str, str, str]]] = {
         ("the same, Whisper base", "wren.wer-base", " %", DEFAULT),
         ("DNSMOS overall, default voice", "wren.dnsmos", "", DEFAULT),
         ("DNSMOS overall, worst voice", "wren.worst-voice-dnsmos", "", VOICES),
-        ("speaker cosine to the teacher's default voice", "wren.speaker-cosine", "", f"{VOICES} --references DIR"),
+        (
+            "speaker cosine to the teacher's default voice",
+            "wren.speaker-cosine",
+            "",
+            f"{WREN} voices --per-voice 4 --references DIR",
+        ),
         ("word error rate over all ten voices, tiny.en", "wren.voices-wer-tiny", " %", VOICES),
         ("the same, base", "wren.voices-wer-base", " %", VOICES),
         ("hard prompts with an error, base", "wren.hard-errors", " %", HARD),
