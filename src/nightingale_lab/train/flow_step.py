@@ -17,7 +17,7 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
-from nightingale_lab.train.mel_content import MelContent
+from nightingale_lab.train.mel_content import FEATURE_WEIGHT, MelContent, phoneme_weights
 from nightingale_lab.train.mel_discriminator import MelDiscriminator, balanced
 from nightingale_lab.train.mel_speaker import NOISE, RATE, MelSpeakerEncoder, bands_below, distance
 from nightingale_lab.train.resample import To16k
@@ -31,6 +31,8 @@ VALIDATION_STEPS = 8
 """Euler steps of the validation before refining."""
 PRIOR_WEIGHT = 0.2
 """Loss weight of the token encoder's own prediction of the mel."""
+CHANGE_WEIGHT = 0.5
+"""Loss weight of the differences between neighbouring frames."""
 VALIDATION_WINDOWS = 64
 PROMPT_SHARE = 0.6
 """The longest prompt, as a share of the window: 3 seconds."""
@@ -227,7 +229,10 @@ class FlowTraining:
             for predicted in (prior, first, mel)
         )
         judged_losses = self._judged_losses(b, mel)
-        whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss
+        # Where the mel changes: a blurred stop or a skipped consonant costs little of the distance itself.
+        share = b["share"][:, :, 1:]
+        change_loss = ((mel.diff(dim=2) - b["mel"].diff(dim=2)).abs() * share).sum() / self.config.mel_bands
+        whole = loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss + CHANGE_WEIGHT * change_loss
         whole = whole + self.consistency * torch.stack(judged_losses).sum()
         if self.discriminator is None:
             self.optimizer.step(whole)
@@ -285,15 +290,22 @@ class FlowTraining:
         valid = b["valid"].repeat_interleave(2, dim=1)
         with torch.autocast(self.device.type, torch.bfloat16):
             with torch.no_grad():
-                phonemes = self.content(b["mel"])
+                recorded = self.content(b["mel"])
+                weights = phoneme_weights(b["phones"]) * valid
                 f0_hz = self._f0_hz(b["mel"])
                 voiced = (f0_hz > VOICED_ABOVE_HZ) & valid
-            rows, cond, judged = self.swapped(b, {"phonemes": phonemes, "voiced": voiced})
+            passed_on = {"phonemes": recorded.logits, "weights": weights, "voiced": voiced}
+            rows, cond, judged = self.swapped(b, passed_on)
             _, _, mel = self._two_steps(rows, cond)
             noisy, noisy_own = (each + NOISE * torch.randn_like(each) for each in (mel, own))
             found = self.judge(noisy, judged)
-            content_loss = self.content.distance(noisy, rows["phonemes"], judged)
-            content_loss = (content_loss + self.content.distance(noisy_own, phonemes, valid)) / 2
+            found_own = self.content(noisy_own)
+            content_loss = self.content.distance(
+                self.content(noisy), rows["phonemes"], rows["weights"] * judged
+            )
+            content_loss = (content_loss + self.content.distance(found_own, recorded.logits, weights)) / 2
+            states_loss = self.content.state_distance(found_own, recorded.states, weights)
+            content_loss = content_loss + FEATURE_WEIGHT * states_loss
         speaker_loss = distance(found, rows["wanted"])
         if self.pitch is None:
             return speaker_loss, torch.zeros_like(speaker_loss.detach()), content_loss

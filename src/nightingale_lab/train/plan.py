@@ -303,7 +303,7 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     names = ("flow", "vocoder", "mels-early", "converted")
     flow_is_trained, vocoder_is_trained, early, converts = (not s.stages or n in s.stages for n in names)
-    flow_s, encoder_s = 0.66 * whole if vocoder_is_trained else whole - LAST_S, 0.42 * whole
+    flow_s, encoder_s = 0.8 * whole if vocoder_is_trained else whole - LAST_S, 0.42 * whole
     eager = ["--eager"] if s.device == "cpu" else []
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]

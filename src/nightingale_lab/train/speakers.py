@@ -27,7 +27,7 @@ ACCENTS: Final = {"a": "American", "b": "British"}
 TEACHER_SUFFIX: Final = ".teacher"
 SPEAKER_SHARES: Final[Mapping[str, float]] = {
     "af_heart": 0.20, "af_bella": 0.06, "af_sarah": 0.05, "bf_emma": 0.06, "af_aoede": 0.04,
-    "am_michael": 0.06, "am_fenrir": 0.06, "am_puck": 0.05, "bm_george": 0.06, "bm_fable": 0.03,
+    "am_michael": 0.06, "am_fenrir": 0.06, "am_puck": 0.05, "bm_george": 0.12, "bm_fable": 0.05,
 }  # fmt: skip
 """Each named voice's share of the lines. Blends of voices get the rest, since cloning needs many speakers."""
 BLENDED_SPEAKERS: Final = 300

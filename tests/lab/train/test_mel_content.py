@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nightingale_lab.train.mel_content import UNKNOWN, MelContent
+from nightingale_lab.train.mel_content import UNKNOWN, MelContent, phoneme_weights
 from nightingale_lab.train.teachers.kokoro_net import PHONEMES
 
 
@@ -28,8 +28,13 @@ def test_it_finds_the_phonemes_that_a_mel_was_made_from() -> None:
     assert content.loss(mel, phones) < 0.1 < content.loss(other, phones)
 
     everywhere = torch.ones(4, 24, dtype=torch.bool)
-    near, far = (content.distance(each, content(mel).detach(), everywhere) for each in (mel, other))
+    wanted = content(mel)
+    near, far = (content.distance(content(each), wanted.logits.detach(), everywhere) for each in (mel, other))
     assert near < 1e-4 < 0.1 < far
+    same, else_ = (
+        content.state_distance(content(each), wanted.states.detach(), everywhere) for each in (mel, other)
+    )
+    assert same < 1e-4 < 0.1 < else_
     assert torch.autograd.grad(far, other)[0].abs().sum() > 0
 
 
@@ -40,7 +45,24 @@ def test_only_known_phonemes_and_counted_frames_are_judged() -> None:
     counted = torch.arange(24)[None] < 12
     assert content.loss(mel, torch.full_like(phones, UNKNOWN)) == 0
     assert content.loss(mel, torch.where(counted, phones, UNKNOWN)) != content.loss(mel, phones)
-    wanted, changed = torch.randn(1, 24, PHONEMES), torch.randn(1, 24, PHONEMES)
-    changed = torch.where(counted[..., None], wanted, changed)
-    assert torch.equal(content.distance(mel, wanted, counted), content.distance(mel, changed, counted))
-    assert content.distance(mel, wanted, torch.zeros_like(counted)) == 0
+    wanted, changed = torch.randn(1, 24, 2, PHONEMES), torch.randn(1, 24, 2, PHONEMES)
+    changed = torch.where(counted[..., None, None], wanted, changed)
+    found = content(mel)
+    assert torch.equal(content.distance(found, wanted, counted), content.distance(found, changed, counted))
+    assert content.distance(found, wanted, torch.zeros_like(counted)) == 0
+
+
+def test_the_narrow_network_sees_140_ms() -> None:
+    torch.manual_seed(0)
+    content = MelContent(torch.ones(1, 80, 1), width=16)
+    mel = torch.randn(1, 80, 40)
+    other = mel.clone()
+    other[:, :, 20] += 1
+    changed = (content(mel).logits != content(other).logits).any(3)[0, :, 1]
+    assert changed.nonzero().flatten().tolist() == list(range(17, 24))
+
+
+def test_short_phonemes_count_as_much_as_long_ones() -> None:
+    phones = torch.tensor([[5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 5, 5, 5, 5, UNKNOWN, UNKNOWN]])
+    weights = phoneme_weights(phones)[0].tolist()
+    assert weights == [2.0] * 2 + [0.5] * 8 + [1.0] * 4 + [1.0] * 2
