@@ -66,6 +66,8 @@ LAST_COPY_S = 12.0
 TEACHER_FILES = ("part0.bin", "part1.bin")
 PEOPLE_FILES = ("human_clips.npz", "resemblyzer.safetensors")
 """Files that may arrive with a later call; stages that need them wait."""
+IDLE_S = 45.0
+"""A call ends when no stage has run for so long: those that wait need files of a later call."""
 STALE_S = 60.0
 """A supervisor without a heartbeat for so long has died. Its start may take 20 seconds."""
 
@@ -76,8 +78,17 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_settings(args.state)
         supervise(settings, plan(settings), start_process)
         return
+    if args.resume:
+        if not (args.state / SETTINGS).is_file():
+            parser().error(f"--resume: no session in {args.state}, so this is another machine: start again")
+        resume(args.state)
+        monitor(args.state, args.results, budget_s=args.budget_s, write=_write_line)
+        return
     if (args.continue_t3 or args.continue_rendering) and args.start_from is None:
         parser().error("--continue-… needs --from, a folder with the weights to continue")
+    for folder in (args.assets, args.start_from):
+        if folder is not None and not folder.is_dir():
+            parser().error(f"no folder {folder}: it must be sent to this machine first")
     settings = Settings(
         assets=str(args.assets.resolve()),
         state=str(args.state.resolve()),
@@ -113,6 +124,11 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--hours", type=float, default=36.0, help="hours of speech that the teacher synthesizes"
+    )
+    made.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the session of this machine with its settings; an error if there is none",
     )
     made.add_argument("--tokenizer-s", type=float, help="0 keeps the earlier session's tokenizer")
     made.add_argument(
@@ -203,7 +219,7 @@ def detach(state: Path) -> None:
 def monitor(state: Path, results: Path, *, budget_s: float, write: Callable[[str], None]) -> None:
     """Report progress and copy results until the session or the budget of this call ends."""
     started = copied = time.monotonic()
-    reported = started - REPORT_EVERY_S
+    reported, busy = started - REPORT_EVERY_S, started
     before = _sent(state)
     while (spent := time.monotonic() - started) < budget_s - LAST_COPY_S:
         if (state / FINISHED).exists():
@@ -213,6 +229,11 @@ def monitor(state: Path, results: Path, *, budget_s: float, write: Callable[[str
             break
         if _without_data(state):
             write("the stage data has failed, so there is nothing to train on; correct it and call again")
+            break
+        if any(row.state == "runs" for row in SessionStatus.read(state).rows.values()):
+            busy = time.monotonic()
+        if time.monotonic() - busy > IDLE_S:
+            write("no stage runs; those that wait need a file that is not here, or a stage that failed")
             break
         if time.monotonic() - copied > COPY_EVERY_S:
             copy_results(state, results, before)

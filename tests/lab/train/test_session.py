@@ -128,6 +128,29 @@ def test_a_call_ends_when_there_is_nothing_to_train_on(tmp_path: Path) -> None:
     assert "nothing to train on" in said[0]
 
 
+def test_a_call_ends_when_every_stage_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settings(tmp_path)
+    (tmp_path / "state" / "heartbeat").touch()
+    SessionStatus(Path(made.state), 5.0, {"flow": supervisor.TaskStatus()}).write()
+    monkeypatch.setattr(session, "IDLE_S", 0.1)
+    said: list[str] = []
+    begun = time.monotonic()
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=60.0, write=said.append)
+    assert time.monotonic() - begun < 10
+    assert any("no stage runs" in line for line in said)
+
+
+def test_a_call_on_another_machine_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ["--state", str(tmp_path / "none")]
+    with pytest.raises(SystemExit):
+        session.main([*state, "--resume"])
+    assert "no session" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        session.main([*state, "--assets", str(tmp_path / "lost")])
+    assert "no folder" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_supervisor_that_was_killed_is_replaced_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
