@@ -43,7 +43,7 @@ export function splitSentences(text, maxChars) {
     return segments;
 }
 
-/** Byte-pair encoding by tokenizer.json: NFD without accents, lower case, words, merges. */
+/** Byte-pair encoding by tokenizer.json: NFD without accents, lower case, respellings, words, merges. */
 export class Tokenizer {
     constructor(content, card) {
         this.vocabulary = content.model.vocab;
@@ -52,6 +52,8 @@ export class Tokenizer {
         this.added = new Map(content.added_tokens.map((token) => [token.content, token.id]));
         const escaped = [...this.added.keys()].map((token) => token.replace(/[[\]\\^$.*+?(){}|]/g, "\\$&"));
         this.pattern = new RegExp(`(${escaped.join("|")})`);
+        const steps = content.normalizer?.normalizers ?? [];
+        this.respellings = steps.filter((step) => step.type === "Replace").map((step) => [step.pattern.String, step.content]);
         this.card = card;
     }
 
@@ -66,7 +68,8 @@ export class Tokenizer {
     }
 
     encodePart(part) {
-        const normal = part.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+        let normal = part.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+        for (const [from, to] of this.respellings) normal = normal.replaceAll(from, to);
         const words = normal.match(/[\p{L}\p{M}\p{Nd}\p{Pc}]+|[^\s\p{L}\p{M}\p{Nd}\p{Pc}]+/gu) ?? [];
         return words.flatMap((word) => this.encodeWord(word));
     }

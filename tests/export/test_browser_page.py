@@ -154,7 +154,14 @@ def test_a_recognizer_reads_the_sentence_back(page: tuple[Page, PageWatcher], tm
 
 @pytest.mark.parametrize(
     "text",
-    ["Hello.", "Déjà vu: 1,234 birds — “really”?", "It's half-past; wait...", "Naïve X 3.5 % & so on", "zzz"],
+    [
+        "Hello.",
+        "Déjà vu: 1,234 birds — “really”?",
+        "It's half-past; wait...",
+        "Naïve X 3.5 % & so on",
+        "I couldn't!",
+        "zzz",
+    ],
 )
 def test_the_tokenizer_of_the_page_equals_pythons(
     page: tuple[Page, PageWatcher], exported: Path, text: str

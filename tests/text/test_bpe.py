@@ -40,6 +40,7 @@ TEXTS = [
     "[SPACE]", "[SPACE][SPACE]", "a[SPACE]b", "[space]", "[SPA", "[SPACE", "SPACE]", "[[SPACE]]", "[STOP][START]",
     "hi [laugh] there", "hi[laugh]there", "  [laugh]  ", "[laugh][laughter]", "[clear throat] x", "[LAUGH]",
     "<|endoftext|>", "a<|endoftext|> b", "<|endoftext|",
+    "I couldn't. SHE WOULDN'T! You needn't, they shan't; couldn't've",
     "don't DON'T 's 'll ''s ' s it's'", "Σίσυφος ΟΔΥΣΣΕΥΣ ς", "ﬁ ǅ ß ẞ ŉ İ ı",
     "e\u0301 e\u0301\u0327 \u0301start n\u0303 \u1100\u1161\u11a8 क्षि", "Z̷̢̛a͟l̀g͠o", "\u200d\u200c a\u200db",
     "👍🏽 👨‍👩‍👧‍👦 ❤️ 🏴󠁧󠁢󠁥󠁮󠁧󠁿 1️⃣", "①②③ ⅔ ٣٤٥ १२३ 一二三 ㈠", "ⓐⒷ🅰🄰🅐", "__init__ snake_case a‿b",
@@ -195,7 +196,12 @@ def parsed(kind: str = "graphemes") -> dict[str, Any]:
     ("part", "value", "named"),
     [
         ("normalizer", {"type": "NFKC"}, "normalizer NFKC"),
-        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Replace"}]}, "normalizer Replace"),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend"}]}, "normalizer Prepend"),
+        (
+            "normalizer",
+            {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "a"},
+            "normalizer Replace Regex",
+        ),
         ("pre_tokenizer", {"type": "Metaspace"}, "pre_tokenizer Metaspace"),
         ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}, "use_regex"),
         ("post_processor", {"type": "TemplateProcessing"}, "post_processor TemplateProcessing"),

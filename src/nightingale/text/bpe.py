@@ -3,7 +3,7 @@
 The `tokenizers` package reads more kinds of files, but needs `huggingface_hub` and doubles the size of an
 installation. This module reads BPE models with these parts, and refuses a file with any other:
 
-- normalizers NFD, StripAccents and Lowercase, alone or in a Sequence;
+- normalizers NFD, StripAccents, Lowercase and Replace of a string, alone or in a Sequence;
 - pre-tokenizers Whitespace (English, multilingual, wren), ByteLevel (GPT-2's, of Turbo and Nano) or none;
 - added tokens, with `lstrip` and `rstrip`.
 

@@ -26,9 +26,7 @@ def read_normalizer(part: Mapping[str, Any] | None) -> Normalizer:
     if part is None:
         return str
     steps = part["normalizers"] if part["type"] == "Sequence" else [part]
-    for step in steps:
-        check_kind("normalizer", step["type"], tuple(_NORMALIZERS))
-    functions = [_NORMALIZERS[step["type"]] for step in steps]
+    functions = [_read_step(step) for step in steps]
 
     def normalize(text: str) -> str:
         for function in functions:
@@ -36,6 +34,16 @@ def read_normalizer(part: Mapping[str, Any] | None) -> Normalizer:
         return text
 
     return normalize
+
+
+def _read_step(step: Mapping[str, Any]) -> Normalizer:
+    kind = step["type"]
+    check_kind("normalizer", kind, (*_NORMALIZERS, "Replace"))
+    if kind != "Replace":
+        return _NORMALIZERS[kind]
+    check_kind("normalizer Replace", next(iter(step["pattern"])), ("String",))
+    old, new = step["pattern"]["String"], step["content"]
+    return lambda text: text.replace(old, new)
 
 
 def read_pre_tokenizer(part: Mapping[str, Any] | None) -> PreTokenizer:

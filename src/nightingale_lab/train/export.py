@@ -46,6 +46,14 @@ LIMIT_BYTES: Final = 44 * 2**20
 KEEP_FLOAT16: Final = ("mel2wav.[!f]*", "lstm.*", "proj.*")
 """Quantization errors of the vocoder are audible; only its f0_predictor is int8. Those of the voice encoder add up over
 its frames: in int8 its vectors turn away from those of its teacher."""
+RESPELLINGS: Final = {
+    "couldn't": "couldent",
+    "wouldn't": "wouldent",
+    "needn't": "needent",
+    "shan't": "shant",
+}
+"""Words that this T3 says more clearly by another spelling, by both recognizers (dev/LOG.md). Try them again with
+another T3, which is trained on the usual spelling."""
 FORMAT: Final = {"format": "nightingale-compact", "version": "1"}
 
 
@@ -127,7 +135,7 @@ def export(
         packed.setdefault(part.target, {}).update(one.tensors)
         parameters[part.source], loss[part.source] = one.parameters, one.loss
     files = {wren.FILES[role]: to_safetensors(tensors, FORMAT) for role, tensors in packed.items()}
-    files[wren.FILES["tokenizer"]] = with_lowercasing(_require(source / "wren_tokenizer.json")).encode()
+    files[wren.FILES["tokenizer"]] = with_normalizer(_require(source / "wren_tokenizer.json")).encode()
     built_in = read_built_in_voices(_require(source / "voices.safetensors"), default_voice)
     sizes = {name: len(data) for name, data in files.items()}
     card: dict[str, Any] = {
@@ -223,17 +231,19 @@ def replace_networks(
     write_whole(out / wren.FILES["card"], (json.dumps(card, indent=1) + "\n").encode())
 
 
-def with_lowercasing(path: Path) -> str:
-    """Return the vocabulary with a normalizer that lowercases and strips accents, but leaves tags as they are.
+def with_normalizer(path: Path) -> str:
+    """Return the vocabulary with a normalizer that lowercases, strips accents and respells, but leaves tags alone.
 
     Wren's vocabulary is lower case, and the family's tokenizer passes a capital first letter.
     """
+    steps: list[dict[str, Any]] = [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
+    steps += [
+        {"type": "Replace", "pattern": {"String": usual}, "content": clearer}
+        for usual, clearer in RESPELLINGS.items()
+    ]
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored["normalizer"] = {
-            "type": "Sequence",
-            "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
-        }
+        stored["normalizer"] = {"type": "Sequence", "normalizers": steps}
         text = json.dumps(stored, ensure_ascii=False)
         tokenizer = BPETokenizer(stored)
     except (NightingaleError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,7 @@ import pytest
 from nightingale.text.frontend import ENGLISH_FILE
 from nightingale.text.tokenizer import EnglishTokenizer
 from nightingale_lab.train.bpe import BpeEncoder
-from nightingale_lab.train.export import with_lowercasing
+from nightingale_lab.train.export import with_normalizer
 from nightingale_lab.train.prepare import train_vocabulary
 
 WORDS = [
@@ -48,7 +48,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_ids_equal_those_of_the_tokenizers_package(text: str, vocabulary: Path, tmp_path: Path) -> None:
-    (tmp_path / ENGLISH_FILE).write_text(with_lowercasing(vocabulary))
+    (tmp_path / ENGLISH_FILE).write_text(with_normalizer(vocabulary))
     assert BpeEncoder(vocabulary).encode(text) == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
 
 
