@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ from synthetic_clip import voice_like
 
 from nightingale import TTS, AsyncTTS, BadReference, ConfigError, Voice, VoiceConverter
 from nightingale.audio.loudness import normalize_loudness
+from nightingale.audio.resample import resample
+from nightingale.backends.base import Block
+from nightingale.backends.noise.encoders import NoiseEncoders
+from nightingale.backends.noise.renderer import NoiseRenderer
 from nightingale.backends.profiles import BALANCED
-from nightingale.engine.load import Model
+from nightingale.engine.load import Model, load_model
 from nightingale.engine.requests.recorded_segments import (
     LIVE_TOKENS,
     WHOLE_TOKENS,
@@ -27,6 +31,7 @@ from nightingale.engine.requests.recorded_segments import (
     whole_segments,
 )
 from nightingale.engine.session import Session
+from nightingale.models.chatterbox.presets import WREN
 from nightingale.types import AudioChunk, Samples
 
 RATE_HZ = 16_000
@@ -276,3 +281,56 @@ def test_closing_the_converter_of_an_engine_leaves_the_engine_open(tts: TTS) -> 
     with tts.converter as converter:
         assert converter.convert((CLIP, RATE_HZ), seed=1).seconds > 3
     assert tts.say("Hello.", seed=1).seconds > 0
+
+
+@pytest.mark.parametrize("stream", ["block", "segment"])
+def test_blocks_have_the_mel_of_the_recording_where_the_model_renders_it(
+    noise_model: Model, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[Block] = []
+    render = NoiseRenderer.render
+
+    def watched(renderer: NoiseRenderer, given: Sequence[Block]) -> Any:
+        blocks.extend(given)
+        return render(renderer, given)
+
+    monkeypatch.setattr(NoiseRenderer, "render", watched)
+    recording = voice_like(41.0, RATE_HZ)
+    for renders_mel in (True, False):
+        blocks.clear()
+        model = noise_model.with_defaults(renders_recorded_mel=renders_mel)
+        with TTS.over(model, f"balanced+stream={stream}") as tts:
+            converted = tts.convert((recording, RATE_HZ), seed=1)
+            tts.say("Hello there.")
+        spoken = [block for block in blocks if block.recorded is None]
+        assert spoken, "speech has no recording"
+        known = [block.recorded for block in blocks if block.recorded is not None]
+        assert bool(known) == renders_mel
+        if renders_mel:
+            assert all(len(block.recorded.mel) == 2 * len(block.tokens) for block in blocks if block.recorded)
+            mel = np.concatenate([one.mel for one in known])
+            expected = NoiseEncoders(model.info.preset).flow_mel(resample(recording, RATE_HZ, 24_000))
+            assert len(mel) == converted.metrics.tokens * 2
+            assert np.array_equal(mel[: len(expected)], expected[: len(mel)])
+            assert {one.voice.content_hash for one in known} == {known[0].voice.content_hash}
+
+
+def test_wren_keeps_the_articulation_of_a_recording() -> None:
+    """The envelope of converted speech follows that of its source more closely than its tokens do alone."""
+    model = load_model("wren", offline=True, options={})
+    with TTS.over(model) as tts, TTS.over(model.with_defaults(renders_recorded_mel=False)) as by_tokens:
+        source = tts.say("The tallest building in the city has ninety floors.", voice="emma", seed=1)
+        converted = [one.convert(source, voice="fenrir", seed=1) for one in (tts, by_tokens)]
+    unlike, unlike_by_tokens = (1 - envelope_likeness(source.samples, one.samples) for one in converted)
+    assert unlike < 0.6 * unlike_by_tokens
+
+
+def envelope_likeness(one: Samples, other: Samples) -> float:
+    """Return the mean correlation over time of averages over eight bands."""
+    mels = [
+        NoiseEncoders(WREN).flow_mel(samples)[:, :80].reshape(-1, 10, 8).mean(axis=2)
+        for samples in (one, other)
+    ]
+    frames = min(map(len, mels))
+    bands = zip(*(mel[:frames].T for mel in mels), strict=True)
+    return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in bands]))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.backends.profiles import Profile
+from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
 from nightingale.decoding.kv_budget import KVBudget
@@ -232,6 +233,21 @@ class RenderStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The recording that the speech tokens of a block were read from (backends/shared/recorded_mel.py)."""
+
+    mel: NDArray[np.float32]
+    """(frames, bands), of the block's tokens."""
+    voice: Voice
+    """The voice of its speaker, without a prompt."""
+
+    def part(self, start: int, end: int) -> Recorded:
+        """Return the recording of the tokens from `start` to `end`."""
+        frames = CLOCKS.frames_per_token
+        return Recorded(mel=self.mel[frames * start : frames * end], voice=self.voice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Speech tokens of one utterance that are rendered together."""
 
@@ -242,6 +258,8 @@ class Block:
     final: bool
     alone: bool
     """True if no other request is being served."""
+    recorded: Recorded | None = None
+    """Where it is given, it is given for all blocks of an utterance."""
     record: Callable[[str, float], float] = field(default=lambda stage, started: started)  # noqa: ARG005
     """Books the time since `started` (time.perf_counter) on a stage of the request's metrics."""
 

@@ -41,6 +41,7 @@ from nightingale.engine.requests.recordings import (
     adjust_loudness,
     padded,
     read_recording,
+    recorded_mel,
 )
 from nightingale.engine.requests.segments import SegmentQueue
 from nightingale.engine.requests.whole import join
@@ -152,10 +153,16 @@ class VoiceConverter:
         samples, rate_hz = read_recording(audio)
         samples = adjust_loudness(samples, rate_hz, self._model.defaults.recording_loudness_lufs)
         samples_16k = padded(resample(samples, rate_hz, ANALYSIS_RATE_HZ))
-        tokens = self._voices.encoders().tokenize(samples_16k).tolist()
-        levels = token_levels(samples_16k, len(tokens))
+        encoders = self._voices.encoders()
+        tokens = encoders.tokenize(samples_16k).tolist()
+        levels, recorded = token_levels(samples_16k, len(tokens)), None
+        if self._model.defaults.renders_recorded_mel:
+            samples_24k = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
+            family = self._model.voice_family
+            recorded = recorded_mel(samples_16k, samples_24k, len(tokens), encoders=encoders, family=family)
         session.plays = plays
-        segments = SegmentQueue(whole_segments(tokens, levels, in_blocks=self._profile.in_blocks))
+        in_blocks = self._profile.in_blocks
+        segments = SegmentQueue(whole_segments(tokens, levels, in_blocks=in_blocks, recorded=recorded))
         chars = round(CHARS_PER_S * len(samples) / rate_hz)  # of a text that is as long
         self._worker.submit(session, segments, chars=chars)
         return session

@@ -61,6 +61,8 @@ class ModelDefaults:
     reference_loudness_lufs: float | None = None
     recording_loudness_lufs: float | None = None
     """The loudness of recordings that are converted, for those that are not near it; None leaves all as they are."""
+    renders_recorded_mel: bool = False
+    """Convert recordings with their mel besides their speech tokens (backends/shared/recorded_mel.py)."""
 
 
 ENGLISH: Final = ModelDefaults(sampling=Sampling(), exaggeration=0.5, sampler="chatterbox")
@@ -101,6 +103,7 @@ WREN: Final = ModelDefaults(
     flow_prompt_seconds=1.5,
     # About as loud as its own speech. At 12 LU more or less, one of three digits of its speech tokens is another one.
     recording_loudness_lufs=-24.0,
+    renders_recorded_mel=True,
 )
 
 MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 
 import mlx.core as mx
+import numpy as np
 
 from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Setup
 from nightingale.backends.mlx.arrays import DTYPES, OwnThread
@@ -16,6 +17,7 @@ from nightingale.backends.mlx.rendering.hift_network import MlxHift
 from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream
 from nightingale.backends.mlx.weight_files import flow_weights, hift_weights
 from nightingale.backends.shared.pipeline import CutStream
+from nightingale.backends.shared.recorded_mel import RecordedMel
 from nightingale.decoding.lru import BytesLRU
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -27,8 +29,11 @@ PROMPT_CACHE_BYTES = 3 << 30
 class MlxRenderStream(CutStream):
     """One utterance: mel frames, then samples."""
 
-    def __init__(self, mel: FrameStream, samples: WaveformStream) -> None:
-        self.mel, self.samples = mel, samples
+    def __init__(self, mel: FrameStream, samples: WaveformStream, *, seed: int) -> None:
+        self.mel, self.samples, self.seed = mel, samples, seed
+        self.own_mel: FrameStream | None = None
+        """The same tokens in the voice of the recording that they were read from, if there is one."""
+        self.recorded = RecordedMel()
 
     def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
         return id(self)
@@ -48,13 +53,17 @@ class MlxRenderer:
 
     def open(self, voice: Voice, *, seed: int) -> MlxRenderStream:
         self._thread.check()
+        return MlxRenderStream(
+            self._frames(voice, seed=seed),
+            WaveformStream(self._hift, seed=seed, streaming=self._streaming),
+            seed=seed,
+        )
+
+    def _frames(self, voice: Voice, *, seed: int) -> FrameStream:
         prompt = None
         if self._streaming:
             prompt = self._prompts.get(voice.content_hash, lambda: prepare_prompt(self._flow, voice))
-        return MlxRenderStream(
-            FrameStream(self._flow, voice, seed=seed, prompt=prompt),
-            WaveformStream(self._hift, seed=seed, streaming=self._streaming),
-        )
+        return FrameStream(self._flow, voice, seed=seed, prompt=prompt)
 
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
         self._thread.check()
@@ -76,11 +85,23 @@ class MlxRenderer:
         stream.started = stream.started or bool(block.tokens)
         started = time.perf_counter()
         mel = stream.mel.push(block.tokens, final=block.final)
+        if block.recorded is not None:
+            mel = self._with_recorded(mel, block)
         mx.async_eval(mel, stream.mel.state())
         started = block.record("flow", started)
         samples = stream.samples.push(mel, final=block.final)
         block.record("vocoder", started)
         return samples
+
+    def _with_recorded(self, mel: mx.array, block: Block) -> mx.array:
+        """Add what speech tokens do not keep of the recording (backends/shared/recorded_mel.py)."""
+        stream: MlxRenderStream = block.stream
+        assert block.recorded is not None
+        stream.own_mel = stream.own_mel or self._frames(block.recorded.voice, seed=stream.seed)
+        own = stream.own_mel.push(block.tokens, final=block.final)
+        mx.async_eval(stream.own_mel.state())
+        missing = stream.recorded.missing(block, np.array(own[0].astype(mx.float32)))
+        return mel + mx.array(missing[None]).astype(mel.dtype)
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:

@@ -21,6 +21,7 @@ from nightingale.backends.onnx.rendering.vocoder_stream import (
     VocoderStream,
 )
 from nightingale.backends.shared.pipeline import CoreShares, CutStream, RenderPipeline
+from nightingale.backends.shared.recorded_mel import RecordedMel
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -29,8 +30,11 @@ from nightingale.voices.voice import Voice
 class OnnxRenderStream(CutStream):
     """One utterance: mel frames, then samples."""
 
-    def __init__(self, flow: FlowStream, vocoder: VocoderStream, *, prompt_tokens: int) -> None:
-        self.flow, self.vocoder = flow, vocoder
+    def __init__(self, flow: FlowStream, vocoder: VocoderStream, *, prompt_tokens: int, seed: int) -> None:
+        self.flow, self.vocoder, self.seed = flow, vocoder, seed
+        self.own_flow: FlowStream | None = None
+        """The same tokens in the voice of the recording that they were read from, if there is one."""
+        self.recorded = RecordedMel()
         # What the stages will hold once all submitted blocks are rendered.
         self._waiting_tokens, self._waiting_frames = min(prompt_tokens, LOOKAHEAD_TOKENS), 0
         self._has_samples = False
@@ -60,7 +64,7 @@ class OnnxRenderer(RenderPipeline):
 
     def open(self, voice: Voice, *, seed: int) -> OnnxRenderStream:
         flow, vocoder = FlowStream(self._network, voice, seed=seed), VocoderStream(self._hift, seed=seed)
-        return OnnxRenderStream(flow, vocoder, prompt_tokens=len(voice.flow_prompt_ids))
+        return OnnxRenderStream(flow, vocoder, prompt_tokens=len(voice.flow_prompt_ids), seed=seed)
 
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
         for block in blocks:
@@ -75,7 +79,16 @@ class OnnxRenderer(RenderPipeline):
     def _mels(self, blocks: Sequence[Block]) -> list[Floats]:
         """Return the mel (frames, bands) of each block; no frames where too few tokens are known."""
         started = time.perf_counter()
-        streams: list[FlowStream] = [block.stream.flow for block in blocks]
+        fresh = self._advance([block.stream.flow for block in blocks], blocks)
+        fresh = [
+            mel if block.recorded is None else self._with_recorded(mel, block)
+            for mel, block in zip(fresh, blocks, strict=True)
+        ]
+        for block in blocks:
+            block.record("flow", started)
+        return fresh
+
+    def _advance(self, streams: Sequence[FlowStream], blocks: Sequence[Block]) -> list[Floats]:
         taken = [
             stream.next_block(block.tokens, final=block.final)
             for stream, block in zip(streams, blocks, strict=True)
@@ -85,10 +98,16 @@ class OnnxRenderer(RenderPipeline):
             return [self._network.noise(0, 0, 0) for _ in blocks]
         mels, states = self._network.render(ready)
         parts = zip(streams, ready, mels, states, strict=True)
-        fresh = [stream.finish(one, mel, state) for stream, one, mel, state in parts]
-        for block in blocks:
-            block.record("flow", started)
-        return fresh
+        return [stream.finish(one, mel, state) for stream, one, mel, state in parts]
+
+    def _with_recorded(self, mel: Floats, block: Block) -> Floats:
+        """Add what speech tokens do not keep of the recording (backends/shared/recorded_mel.py)."""
+        stream: OnnxRenderStream = block.stream
+        assert block.recorded is not None
+        if stream.own_flow is None:
+            stream.own_flow = FlowStream(self._network, block.recorded.voice, seed=stream.seed)
+        (own,) = self._advance([stream.own_flow], [block])
+        return mel + stream.recorded.missing(block, own)
 
     def _excite(self, blocks: Sequence[Block], mels: list[Floats]) -> Iterator[ExcitedPass | None]:
         """Yield the features of the excitation, pass by pass; None if the vocoder has to wait for more frames."""

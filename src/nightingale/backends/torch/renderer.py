@@ -6,10 +6,12 @@ import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 
+import torch
 from torch import Tensor
 
 from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.shared.pipeline import CutStream
+from nightingale.backends.shared.recorded_mel import RecordedMel
 from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
 from nightingale.backends.torch.sample_stream import Excitation, SampleStream
 from nightingale.decoding.lru import BytesLRU
@@ -25,8 +27,11 @@ PROMPT_CACHE_BYTES = 3 << 30
 class TorchRenderStream(CutStream):
     """One utterance: mel frames, then samples."""
 
-    def __init__(self, mel: MelStream, samples: SampleStream) -> None:
-        self.mel, self.samples = mel, samples
+    def __init__(self, mel: MelStream, samples: SampleStream, *, seed: int) -> None:
+        self.mel, self.samples, self.seed = mel, samples, seed
+        self.own_mel: MelStream | None = None
+        """The same tokens in the voice of the recording that they were read from, if there is one."""
+        self.recorded = RecordedMel()
 
     def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
         return id(self)
@@ -50,6 +55,7 @@ class TorchRenderer:
         return TorchRenderStream(
             MelStream(self._flow, voice, seed=seed, streaming=self._streaming, prompt=prompt),
             SampleStream(self._hift, seed=seed, streaming=self._streaming),
+            seed=seed,
         )
 
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
@@ -75,8 +81,22 @@ class TorchRenderer:
     def mel(self, block: Block) -> Tensor:
         started = time.perf_counter()
         mel: Tensor = block.stream.mel.push(block.tokens, final=block.final)
+        if block.recorded is not None:
+            mel = self._with_recorded(mel, block)
         block.record("flow", started)
         return mel
+
+    @torch.inference_mode()
+    def _with_recorded(self, mel: Tensor, block: Block) -> Tensor:
+        """Add what speech tokens do not keep of the recording (backends/shared/recorded_mel.py)."""
+        stream: TorchRenderStream = block.stream
+        assert block.recorded is not None
+        stream.own_mel = stream.own_mel or MelStream(
+            self._flow, block.recorded.voice, seed=stream.seed, streaming=self._streaming
+        )
+        own = stream.own_mel.push(block.tokens, final=block.final)
+        missing = stream.recorded.missing(block, own.float().cpu().numpy().T)
+        return mel + torch.from_numpy(missing.T).to(mel)
 
     def excite(self, block: Block, mel: Tensor) -> Excitation:
         started = time.perf_counter()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from nightingale.backends.base import Block, BlockCut, RenderStream
+from nightingale.backends.base import Block, BlockCut, Recorded, RenderStream
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding, DraftStats, Prompt
@@ -103,6 +104,8 @@ class Utterance:
         self._guard = guard if defaults.guarded else None
         self._waiting: list[int] = []
         """Speech tokens that no block has taken yet."""
+        self._recorded: Recorded | None = None
+        """The recording that these were read from, if the model renders it with its mel."""
         self._taken = 0
         """Speech tokens that blocks have taken."""
         self.must_restart = False
@@ -126,11 +129,22 @@ class Utterance:
         if self.decoding.finished and not self.must_restart:
             self._waiting += [SILENCE_TOKEN] * self.model.defaults.tail_silence_tokens
 
-    def feed(self, tokens: Sequence[int], *, final: bool) -> None:
+    def feed(self, segment: RecordedSegment) -> None:
         """Take speech tokens of a recording, which no guard watches: they were not sampled."""
         self._guard = None
-        self._waiting += tokens
-        self.decoding.finished = final
+        self._waiting += segment.speech_tokens
+        self.decoding.finished = segment.ends_utterance
+        if (known := segment.recorded) is not None:
+            waiting = self._recorded
+            mel = known.mel if waiting is None else np.concatenate([waiting.mel, known.mel])
+            self._recorded = replace(known, mel=mel)
+
+    def _take_recorded(self, tokens: int) -> Recorded | None:
+        """Take the mel of the next tokens, if there is a recording."""
+        if (known := self._recorded) is None:
+            return None
+        self._recorded = known.part(tokens, tokens + len(self._waiting))
+        return known.part(0, tokens)
 
     def _apply(self, guard: Guard) -> None:
         """Stop or restart if the tokens so far are not speech."""
@@ -185,6 +199,7 @@ class Utterance:
         cut = self._next_cut()
         assert cut is not None
         tokens, self._waiting = self._waiting[: cut.tokens], self._waiting[cut.tokens :]
+        recorded = self._take_recorded(cut.tokens)
         self._taken += cut.tokens
         if self._guard is not None:
             self._guard.commit(self._taken)
@@ -197,6 +212,7 @@ class Utterance:
             first=timing.tokens == cut.tokens,
             final=cut.final,
             alone=not self.concurrent,
+            recorded=recorded,
             record=timing.record,
         )
 

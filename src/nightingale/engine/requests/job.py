@@ -108,7 +108,7 @@ class Job:
         if not self.is_decoding:
             self.begin(segment, model, profile, renderer)
         self.segment = None
-        self.utterances[-1].feed(segment.speech_tokens, final=segment.ends_utterance)
+        self.utterances[-1].feed(segment)
 
     def reserved_bytes(self, budget: KVBudget) -> int:
         """Return the KV cache bytes that the next segment needs."""

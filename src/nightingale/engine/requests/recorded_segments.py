@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nightingale.backends.base import Recorded
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.types import Samples
@@ -41,6 +42,8 @@ class RecordedSegment(TextSegment):
 
     pause_samples: int = 0
     speech_tokens: list[int] = field(default_factory=list)
+    recorded: Recorded | None = None
+    """The mel of these tokens, for models that render a recording with it."""
     ends_utterance: bool
     live: bool = False
     """True if the recording still arrives: then blocks stay small, so that the delay does not grow."""
@@ -59,16 +62,23 @@ def token_levels(samples_16k: Samples, tokens: int) -> Levels:
     return levels
 
 
-def whole_segments(tokens: Sequence[int], levels: Levels, *, in_blocks: bool) -> Iterator[RecordedSegment]:
-    """Yield the segments of a recording that is known as a whole."""
+def whole_segments(
+    tokens: Sequence[int], levels: Levels, *, in_blocks: bool, recorded: Recorded | None = None
+) -> Iterator[RecordedSegment]:
+    """Yield the segments of a recording that is known as a whole. recorded: the mel of all its tokens."""
     if in_blocks:
-        for start in range(0, len(tokens), PART_TOKENS):
-            part = list(tokens[start : start + PART_TOKENS])
-            yield RecordedSegment(speech_tokens=part, ends_utterance=start + PART_TOKENS >= len(tokens))
-        return
-    splitter = PauseSplitter(WHOLE_TOKENS, at_every_pause=False)
-    for utterance in splitter.push(tokens, levels, final=True):
-        yield RecordedSegment(speech_tokens=utterance, ends_utterance=True)
+        parts = [list(tokens[start : start + PART_TOKENS]) for start in range(0, len(tokens), PART_TOKENS)]
+    else:
+        parts = list(PauseSplitter(WHOLE_TOKENS, at_every_pause=False).push(tokens, levels, final=True))
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        yield RecordedSegment(
+            speech_tokens=part,
+            recorded=None if recorded is None else recorded.part(start, end),
+            ends_utterance=not in_blocks or end == len(tokens),
+        )
+        start = end
 
 
 class PauseSplitter:

@@ -12,11 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from nightingale.audio.loudness import integrated_loudness, normalize_loudness
 from nightingale.audio.read import MAX_FILE_BYTES, check_clip, read_audio
-from nightingale.backends.base import Encoders
-from nightingale.clocks import ANALYSIS_RATE_HZ
+from nightingale.backends.base import Encoders, Recorded
+from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.requests.recorded_segments import TOKEN_SAMPLES
 from nightingale.errors import BadReference, wrong_type
 from nightingale.types import AudioChunk, Samples
+from nightingale.voices.voice import Voice
 
 Recording = str | Path | bytes | BinaryIO | AudioChunk | tuple[ArrayLike, int]
 """The path, the contents or an open file of a wav, flac, ogg or mp3 recording, or its audio: an `Audio`, or
@@ -71,6 +72,26 @@ def file_contents(given: Any, param: str, allowed: str) -> bytes:
         fix = "Say the sample rate too: (samples, 24000)." if hasattr(given, "shape") else None
         raise wrong_type(param, given, allowed, fix=fix)
     return data
+
+
+def recorded_mel(
+    samples_16k: Samples, samples_24k: Samples, tokens: int, *, encoders: Encoders, family: str
+) -> Recorded:
+    """Return the mel of a recording's tokens, and the voice of its speaker."""
+    mel, frames = encoders.flow_mel(samples_24k), CLOCKS.frames_per_token * tokens
+    speaker, none = encoders.speaker(samples_16k), np.zeros(0, np.int64)
+    voice = Voice.checked(
+        name="recording",
+        family=family,
+        speaker=speaker,
+        prompt_ids=none,
+        flow_prompt_ids=none,
+        flow_prompt_mel=mel[:0],
+        flow_speaker=speaker,
+        provenance="a recording that is converted",
+    )
+    missing = max(0, frames - len(mel))
+    return Recorded(mel=np.pad(mel, ((0, missing), (0, 0)), mode="edge")[:frames], voice=voice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
