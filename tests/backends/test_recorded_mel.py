@@ -42,10 +42,10 @@ def test_the_average_over_bands_keeps_the_level_and_reaches_two_bands() -> None:
 
 def test_what_tokens_keep_adds_nothing_and_what_they_lose_comes_back() -> None:
     own = np.zeros((200, BANDS), np.float32)
-    assert not RecordedMel().missing(block(own, final=True), own).any()
+    assert not RecordedMel().missing(block(own, final=True), own, len(own)).any()
     burst = own.copy()
     burst[100:102, 20:40] = 3.0
-    missing = RecordedMel().missing(block(burst, final=True), own)
+    missing = RecordedMel().missing(block(burst, final=True), own, len(own))
     assert missing[100, 25:35] == pytest.approx(3.0, abs=0.1)
     assert abs(missing[100, 50:]).max() < 0.1
 
@@ -53,22 +53,33 @@ def test_what_tokens_keep_adds_nothing_and_what_they_lose_comes_back() -> None:
 def test_what_does_not_change_in_a_recording_is_left_out() -> None:
     own = RNG.normal(-4.0, 1.0, (20 * MEAN_FRAMES, BANDS)).astype(np.float32)
     microphone = np.linspace(-3.0, 1.0, BANDS, dtype=np.float32)
-    missing = RecordedMel().missing(block(own + microphone, final=True), own)
+    missing = RecordedMel().missing(block(own + microphone, final=True), own, len(own))
     assert abs(missing[-1]).max() < 0.01
     silent = np.full_like(own, -11.5)
-    missing = RecordedMel().missing(block(silent + 2.0, final=True), silent)
+    missing = RecordedMel().missing(block(silent + 2.0, final=True), silent, len(silent))
     assert missing[-1] == pytest.approx(2.0), "bands without sound do not count"
 
 
 def test_blocks_of_a_stream_equal_the_whole() -> None:
     own = RNG.normal(-4.0, 1.0, (2 * TOKENS, BANDS)).astype(np.float32)
     recorded = own + DETAIL
-    whole = RecordedMel().missing(block(recorded, final=True), own)
+    whole = RecordedMel().missing(block(recorded, final=True), own, len(own))
     stream, parts = RecordedMel(), []
     for start, end, rendered in ((0, 20, 14), (20, 50, 44), (50, 80, 80)):
         done = sum(map(len, parts))
-        parts.append(stream.missing(block(recorded[start:end], final=end == 80), own[done:rendered]))
+        parts.append(
+            stream.missing(block(recorded[start:end], final=end == 80), own[done:rendered], rendered - done)
+        )
     assert np.allclose(np.concatenate(parts), whole, atol=1e-5)
+
+
+def test_frames_that_are_not_known_add_nothing() -> None:
+    own = np.zeros((20, BANDS), np.float32)
+    recorded = np.concatenate([np.full((10, BANDS), np.nan, np.float32), own[10:] + 1.0])
+    missing = RecordedMel().missing(block(recorded, final=True), own, 26)
+    assert missing.shape == (26, BANDS)
+    assert not missing[:16].any(), "six frames before the own voice was known, and ten without a recording"
+    assert missing[16:].min() > 0.8
 
 
 def wren_renderer(case: Case, stream: str = "block") -> Renderer:
@@ -90,13 +101,17 @@ def own_mel(tokens: list[int]) -> np.ndarray:
             return torch.cat(parts, dim=1).numpy().T
 
 
-def converted(renderer: Renderer, stream: RenderStream, tokens: list[int], mel: np.ndarray | None) -> Samples:
+def converted(
+    renderer: Renderer, stream: RenderStream, tokens: list[int], mel: np.ndarray | None, known_from: int = 0
+) -> Samples:
     left, done, chunks = list(tokens), 0, []
     while True:
         cut = stream.next_cut(len(left), finished=True, wanted=10)
         assert cut is not None
         taken = left[: cut.tokens]
-        recorded = None if mel is None else Recorded(mel=mel, voice=OWN).part(done, done + cut.tokens)
+        recorded = None
+        if mel is not None and done >= known_from:
+            recorded = Recorded(mel=mel, voice=OWN).part(done, done + cut.tokens)
         one = Block(
             stream=stream, tokens=taken, first=not done, final=cut.final, alone=True, recorded=recorded
         )
@@ -124,6 +139,21 @@ def test_every_backend_of_wren_renders_the_recorded_mel(case: Case) -> None:
     assert error["reference"] < TOLERANCE[case.precision], error
     assert error["detail"] > 2 * max(error["tokens keep all"], error["reference"]), error
     renderer.close()
+
+
+def test_a_recording_may_be_known_from_a_later_block_on() -> None:
+    (tokens,) = streams([TOKENS])
+    mel = own_mel(tokens) + DETAIL
+    renderer = wren_renderer(Case("torch", "float32"))
+    plain, late, early = (
+        converted(renderer, renderer.open(TARGET, seed=3), tokens, mel, known_from=first)
+        for first in (TOKENS, 13, 0)
+    )
+    assert len(late) == 960 * TOKENS
+    unlike = 960 * 8  # the vocoder looks ahead
+    assert np.array_equal(late[:unlike], plain[:unlike])
+    assert not np.array_equal(early[:unlike], plain[:unlike])
+    assert not np.array_equal(late[960 * 20 :], plain[960 * 20 :])
 
 
 def test_a_whole_segment_is_rendered_with_its_recording() -> None:

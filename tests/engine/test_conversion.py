@@ -283,10 +283,9 @@ def test_closing_the_converter_of_an_engine_leaves_the_engine_open(tts: TTS) -> 
     assert tts.say("Hello.", seed=1).seconds > 0
 
 
-@pytest.mark.parametrize("stream", ["block", "segment"])
-def test_blocks_have_the_mel_of_the_recording_where_the_model_renders_it(
-    noise_model: Model, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def rendered_blocks(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+    """Return the blocks that the renderer of the model "noise" has got."""
     blocks: list[Block] = []
     render = NoiseRenderer.render
 
@@ -295,6 +294,38 @@ def test_blocks_have_the_mel_of_the_recording_where_the_model_renders_it(
         return render(renderer, given)
 
     monkeypatch.setattr(NoiseRenderer, "render", watched)
+    return blocks
+
+
+@pytest.mark.parametrize("stream", ["block", "segment"])
+def test_a_stream_has_the_mel_of_the_recording_once_its_speaker_is_known(
+    noise_model: Model, stream: str, rendered_blocks: list[Block]
+) -> None:
+    recording, found = voice_like(12.0, RATE_HZ), []
+    with TTS.over(noise_model.with_defaults(renders_recorded_mel=True), f"balanced+stream={stream}") as tts:
+        for size in (777, len(recording)):
+            rendered_blocks.clear()
+            chunks = joined(tts.converter.stream(parts(recording, size), RATE_HZ, seed=1))
+            assert len(chunks) == pytest.approx(12 * 24_000, abs=2000)
+            blocks = [(block.recorded, len(block.tokens)) for block in rendered_blocks if block.tokens]
+            assert all(len(one.mel) == 2 * tokens for one, tokens in blocks if one)
+            unknown = sum(tokens for one, tokens in blocks if one is None)
+            assert unknown <= (60 if stream == "block" else 0)
+            mel = np.concatenate([one.mel for one, _ in blocks if one])
+            first = int(np.isnan(mel[:, 0]).sum())
+            assert not np.isnan(mel[first:]).any()
+            found.append(mel[first:])
+    assert np.array_equal(*found), "the sizes of the parts do not matter"
+    whole = NoiseEncoders(noise_model.info.preset).flow_mel(resample(recording, RATE_HZ, 24_000))
+    inner, expected = found[0][20:-20], whole[len(whole) - len(found[0]) :][20:-20]
+    assert np.median(np.abs(inner - expected)) < 0.1
+
+
+@pytest.mark.parametrize("stream", ["block", "segment"])
+def test_blocks_have_the_mel_of_the_recording_where_the_model_renders_it(
+    noise_model: Model, stream: str, rendered_blocks: list[Block]
+) -> None:
+    blocks = rendered_blocks
     recording = voice_like(41.0, RATE_HZ)
     for renders_mel in (True, False):
         blocks.clear()

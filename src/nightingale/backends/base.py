@@ -237,7 +237,7 @@ class Recorded:
     """The recording that the speech tokens of a block were read from (backends/shared/recorded_mel.py)."""
 
     mel: NDArray[np.float32]
-    """(frames, bands), of the block's tokens."""
+    """(frames, bands), of the block's tokens; NaN where it is not known."""
     voice: Voice
     """The voice of its speaker, without a prompt."""
 
@@ -259,7 +259,8 @@ class Block:
     alone: bool
     """True if no other request is being served."""
     recorded: Recorded | None = None
-    """Where it is given, it is given for all blocks of an utterance."""
+    """Once it is given, it is given for all later blocks of the utterance. Models convert recordings without it unless
+    their defaults say otherwise (`ModelDefaults.renders_recorded_mel`); renderers of other models may leave it out."""
     record: Callable[[str, float], float] = field(default=lambda stage, started: started)  # noqa: ARG005
     """Books the time since `started` (time.perf_counter) on a stage of the request's metrics."""
 

@@ -20,6 +20,7 @@ from nightingale.audio.read import check_clip
 from nightingale.audio.resample import resample
 from nightingale.audio.watermark import marks_of
 from nightingale.backends import BACKENDS
+from nightingale.backends.base import Recorded
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import find_machine, select
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
@@ -28,6 +29,7 @@ from nightingale.engine.no_decoder import NoDecoder
 from nightingale.engine.requests.controls import RequestOptions, build_request
 from nightingale.engine.requests.recorded_segments import (
     LIVE_TOKENS,
+    TOKEN_SAMPLES,
     Levels,
     PauseSplitter,
     RecordedSegment,
@@ -35,6 +37,7 @@ from nightingale.engine.requests.recorded_segments import (
     whole_segments,
 )
 from nightingale.engine.requests.recordings import (
+    Floats,
     Recording,
     StreamTokenizer,
     TokenizerWindows,
@@ -42,6 +45,7 @@ from nightingale.engine.requests.recordings import (
     padded,
     read_recording,
     recorded_mel,
+    recorded_voice,
 )
 from nightingale.engine.requests.segments import SegmentQueue
 from nightingale.engine.requests.whole import join
@@ -61,6 +65,9 @@ WIDE_WINDOWS: Final = TokenizerWindows(context=150, hop=25, lookahead=25)
 
 HELD_TOKENS: Final = 3
 """Tokens that the resampler and the vocoder hold back, at most."""
+
+HEARD_TOKENS: Final = 50
+"""Two seconds, after which the speaker's voice is known. Until then, speech tokens are rendered alone."""
 
 AnyVoice = Voice | VoiceReference | None
 
@@ -157,9 +164,8 @@ class VoiceConverter:
         tokens = encoders.tokenize(samples_16k).tolist()
         levels, recorded = token_levels(samples_16k, len(tokens)), None
         if self._model.defaults.renders_recorded_mel:
-            samples_24k = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
-            family = self._model.voice_family
-            recorded = recorded_mel(samples_16k, samples_24k, len(tokens), encoders=encoders, family=family)
+            mel = recorded_mel(samples, rate_hz, len(tokens), encoders)
+            recorded = Recorded(mel=mel, voice=self._recorded_voice(samples_16k))
         session.plays = plays
         in_blocks = self._profile.in_blocks
         segments = SegmentQueue(whole_segments(tokens, levels, in_blocks=in_blocks, recorded=recorded))
@@ -177,11 +183,13 @@ class VoiceConverter:
         segments = SegmentQueue()
         reach = self._model.info.preset.speech_tokenizer.attention_reach
         windows = WIDE_WINDOWS if reach is None else NEAR_WINDOWS
+        with_mel = self._model.defaults.renders_recorded_mel
         live = LiveConversion(
             session,
             segments,
             rate_hz=int(sample_rate_hz),
-            tokenizer=StreamTokenizer(self._voices.encoders(), windows),
+            tokenizer=StreamTokenizer(self._voices.encoders(), windows, with_mel=with_mel),
+            recorded_voice=self._recorded_voice if with_mel else None,
             windows=windows,
             in_blocks=self._profile.in_blocks,
             block_tokens=self._profile.first_block_tokens
@@ -192,6 +200,10 @@ class VoiceConverter:
         )
         self._worker.submit(session, segments)
         return live
+
+    def _recorded_voice(self, samples_16k: Samples) -> Voice:
+        encoders, model = self._voices.encoders(), self._model
+        return recorded_voice(samples_16k, encoders, model.info, model.voice_family)
 
     def stream(
         self,
@@ -240,18 +252,27 @@ class LiveConversion:
         *,
         rate_hz: int,
         tokenizer: StreamTokenizer,
+        recorded_voice: Callable[[Samples], Voice] | None,
         windows: TokenizerWindows,
         in_blocks: bool,
         block_tokens: int,
         wake: Callable[[], None],
         owner: object,
     ) -> None:
-        """Call `wake` when there are new tokens, and keep `owner`, the engine, alive."""
+        """Call `wake` when there are new tokens, and keep `owner`, the engine, alive.
+
+        recorded_voice: returns the voice of samples at 16 kHz; None for models that render tokens alone.
+        """
         import soxr  # late, as in audio/resample.py
 
         self.audio, self._segments, self._wake, self._owner = session, segments, wake, owner
         """`audio` is the request behind it, whose chunks can be read without blocking."""
-        self._rate_hz, self._tokenizer = rate_hz, tokenizer
+        self._rate_hz, self._tokenizer, self._recorded_voice = rate_hz, tokenizer, recorded_voice
+        self._heard: Samples = np.zeros(0, np.float32)
+        """The first seconds, until the speaker's voice is known."""
+        self._voice: Voice | None = None
+        self._mels: list[Floats] = []
+        """Frames of tokens that have not been added."""
         self._resampler = soxr.ResampleStream(rate_hz, ANALYSIS_RATE_HZ, 1, dtype="float32", quality="HQ")
         self._splitter = None if in_blocks else PauseSplitter(LIVE_TOKENS, at_every_pause=True)
         unit = block_tokens + LOOKAHEAD_TOKENS if in_blocks else LIVE_TOKENS
@@ -296,8 +317,10 @@ class LiveConversion:
         self.cancel()
 
     def _enqueue(self, samples_16k: Samples, *, final: bool) -> None:
-        for tokens, samples in self._tokenizer.push(samples_16k, final=final):
-            self._split(tokens.tolist(), token_levels(samples, len(tokens)))
+        for tokens, samples, mel in self._tokenizer.push(samples_16k, final=final):
+            if mel is not None:
+                self._listen(samples, mel)
+            self._split(tokens, token_levels(samples, len(tokens)))
         if final:
             self._split([], token_levels(samples_16k, 0), final=True)
         self._wake()
@@ -310,8 +333,25 @@ class LiveConversion:
         for utterance in self._splitter.push(tokens, levels, final=final):
             self._add(utterance, ends_utterance=True)
 
+    def _listen(self, samples_16k: Samples, mel: Floats) -> None:
+        """Keep the mel of the next tokens, and find the speaker's voice once enough was heard."""
+        self._mels.append(mel)
+        if self._voice is None and self._recorded_voice is not None:
+            self._heard = np.concatenate([self._heard, samples_16k])
+            if len(self._heard) >= HEARD_TOKENS * TOKEN_SAMPLES:
+                self._voice = self._recorded_voice(self._heard)
+                self._heard = self._heard[:0]
+
     def _add(self, tokens: list[int], *, ends_utterance: bool) -> None:
-        self._segments.add(RecordedSegment(speech_tokens=tokens, ends_utterance=ends_utterance, live=True))
+        recorded, frames = None, CLOCKS.frames_per_token * len(tokens)
+        if self._mels and tokens:
+            known = np.concatenate(self._mels)
+            self._mels = [known[frames:]]
+            if self._voice is not None:
+                recorded = Recorded(mel=known[:frames], voice=self._voice)
+        self._segments.add(
+            RecordedSegment(speech_tokens=tokens, recorded=recorded, ends_utterance=ends_utterance, live=True)
+        )
 
 
 def _converted(live: LiveConversion, chunks: Iterable[ArrayLike]) -> Iterator[AudioChunk]:

@@ -100,7 +100,7 @@ class MlxRenderer:
         stream.own_mel = stream.own_mel or self._frames(block.recorded.voice, seed=stream.seed)
         own = stream.own_mel.push(block.tokens, final=block.final)
         mx.async_eval(stream.own_mel.state())
-        missing = stream.recorded.missing(block, np.array(own[0].astype(mx.float32)))
+        missing = stream.recorded.missing(block, np.array(own[0].astype(mx.float32)), mel.shape[1])
         return mel + mx.array(missing[None]).astype(mel.dtype)
 
 

@@ -107,7 +107,7 @@ class OnnxRenderer(RenderPipeline):
         if stream.own_flow is None:
             stream.own_flow = FlowStream(self._network, block.recorded.voice, seed=stream.seed)
         (own,) = self._advance([stream.own_flow], [block])
-        return mel + stream.recorded.missing(block, own)
+        return mel + stream.recorded.missing(block, own, len(mel))
 
     def _excite(self, blocks: Sequence[Block], mels: list[Floats]) -> Iterator[ExcitedPass | None]:
         """Yield the features of the excitation, pass by pass; None if the vocoder has to wait for more frames."""

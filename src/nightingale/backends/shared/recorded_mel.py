@@ -40,24 +40,25 @@ class RecordedMel:
         """Frames that were given and not rendered: a renderer looks ahead."""
         self._mean: Floats | None = None
 
-    def missing(self, block: Block, own: Floats) -> Floats:
-        """Return what to add to the target's mel: (frames, bands), as `own`.
+    def missing(self, block: Block, own: Floats, frames: int) -> Floats:
+        """Return what to add to the target's mel: (frames, bands), zeros where nothing is known.
 
-        own: the same frames in the recording's voice; those of the block, except for the lookahead.
+        own: those frames in the recording's voice, except for the first ones if that voice was not known before.
         """
         assert block.recorded is not None
         mel = block.recorded.mel
         assert len(mel) == CLOCKS.frames_per_token * len(block.tokens)
         known = mel if self._waiting is None else np.concatenate([self._waiting, mel])
         self._waiting = known[len(own) :]
-        difference = known[: len(own)] - own
+        difference = np.nan_to_num(known[: len(own)] - own)
         if self._mean is None:
             self._mean = np.zeros(own.shape[1], np.float32)
         share = (own > AUDIBLE_LOG).astype(np.float32) / np.float32(MEAN_FRAMES)
         for frame, counted in zip(difference, share, strict=True):
             self._mean += counted * (frame - self._mean)
             np.subtract(frame, self._mean, out=frame)
-        return np.asarray(difference @ band_average(own.shape[1]).T, np.float32)
+        averaged = np.asarray(difference @ band_average(own.shape[1]).T, np.float32)
+        return np.pad(averaged, ((frames - len(own), 0), (0, 0)))
 
 
 @cache

@@ -95,7 +95,7 @@ class TorchRenderer:
             self._flow, block.recorded.voice, seed=stream.seed, streaming=self._streaming
         )
         own = stream.own_mel.push(block.tokens, final=block.final)
-        missing = stream.recorded.missing(block, own.float().cpu().numpy().T)
+        missing = stream.recorded.missing(block, own.float().cpu().numpy().T, mel.shape[1])
         return mel + torch.from_numpy(missing.T).to(mel)
 
     def excite(self, block: Block, mel: Tensor) -> Excitation:

@@ -132,12 +132,14 @@ class Utterance:
     def feed(self, segment: RecordedSegment) -> None:
         """Take speech tokens of a recording, which no guard watches: they were not sampled."""
         self._guard = None
+        if (known := segment.recorded) is not None:
+            if self._recorded is None:
+                earlier = np.full((CLOCKS.frames_per_token * len(self._waiting), known.mel.shape[1]), np.nan)
+            else:
+                earlier = self._recorded.mel
+            self._recorded = replace(known, mel=np.concatenate([earlier, known.mel]).astype(np.float32))
         self._waiting += segment.speech_tokens
         self.decoding.finished = segment.ends_utterance
-        if (known := segment.recorded) is not None:
-            waiting = self._recorded
-            mel = known.mel if waiting is None else np.concatenate([waiting.mel, known.mel])
-            self._recorded = replace(known, mel=mel)
 
     def _take_recorded(self, tokens: int) -> Recorded | None:
         """Take the mel of the next tokens, if there is a recording."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nightingale.audio.loudness import integrated_loudness, normalize_loudness
 from nightingale.audio.read import MAX_FILE_BYTES, check_clip, read_audio
-from nightingale.backends.base import Encoders, Recorded
+from nightingale.audio.resample import resample
+from nightingale.backends.base import Encoders, ModelInfo
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.requests.recorded_segments import TOKEN_SAMPLES
 from nightingale.errors import BadReference, wrong_type
 from nightingale.types import AudioChunk, Samples
 from nightingale.voices.voice import Voice
 
+Floats = NDArray[np.float32]
 Recording = str | Path | bytes | BinaryIO | AudioChunk | tuple[ArrayLike, int]
 """The path, the contents or an open file of a wav, flac, ogg or mp3 recording, or its audio: an `Audio`, or
 (samples, sample rate in hertz)."""
@@ -74,24 +76,26 @@ def file_contents(given: Any, param: str, allowed: str) -> bytes:
     return data
 
 
-def recorded_mel(
-    samples_16k: Samples, samples_24k: Samples, tokens: int, *, encoders: Encoders, family: str
-) -> Recorded:
-    """Return the mel of a recording's tokens, and the voice of its speaker."""
-    mel, frames = encoders.flow_mel(samples_24k), CLOCKS.frames_per_token * tokens
-    speaker, none = encoders.speaker(samples_16k), np.zeros(0, np.int64)
-    voice = Voice.checked(
+def recorded_mel(samples: Samples, rate_hz: int, tokens: int, encoders: Encoders) -> Floats:
+    """Return the mel (frames, bands) of a recording's tokens."""
+    mel = encoders.flow_mel(resample(samples, rate_hz, CLOCKS.sample_rate_hz))
+    frames = CLOCKS.frames_per_token * tokens
+    return np.pad(mel, ((0, max(0, frames - len(mel))), (0, 0)), mode="edge")[:frames]
+
+
+def recorded_voice(samples_16k: Samples, encoders: Encoders, info: ModelInfo, family: str) -> Voice:
+    """Return the voice of a recording's speaker, without a prompt."""
+    speaker, no_ids = encoders.speaker(samples_16k), np.zeros(0, np.int64)
+    return Voice.checked(
         name="recording",
         family=family,
         speaker=speaker,
-        prompt_ids=none,
-        flow_prompt_ids=none,
-        flow_prompt_mel=mel[:0],
+        prompt_ids=no_ids,
+        flow_prompt_ids=no_ids,
+        flow_prompt_mel=np.zeros((0, info.preset.flow.mel_bands), np.float32),
         flow_speaker=speaker,
         provenance="a recording that is converted",
     )
-    missing = max(0, frames - len(mel))
-    return Recorded(mel=np.pad(mel, ((0, missing), (0, 0)), mode="edge")[:frames], voice=voice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,23 +110,31 @@ class TokenizerWindows:
     """Tokens after the new ones, which must be known."""
 
 
+class ReadTokens(NamedTuple):
+    """Speech tokens of a recording that arrives."""
+
+    tokens: list[int]
+    samples_16k: Samples
+    """Their samples."""
+    mel: Floats | None
+    """Their mel (frames, bands), if it was asked for."""
+
+
 class StreamTokenizer:
     """Return the speech tokens of a recording while it arrives.
 
     The result depends on the samples alone, not on the parts in which they arrive.
     """
 
-    def __init__(self, encoders: Encoders, windows: TokenizerWindows) -> None:
-        self._encoders, self._windows = encoders, windows
+    def __init__(self, encoders: Encoders, windows: TokenizerWindows, *, with_mel: bool = False) -> None:
+        self._encoders, self._windows, self._with_mel = encoders, windows, with_mel
         self._samples: Samples = np.zeros(0, np.float32)
         """Samples from token `_start` on."""
         self._start = self._done = 0
         """The first token of `_samples`, and the first one that was not returned."""
 
-    def push(
-        self, samples_16k: Samples, *, final: bool = False
-    ) -> Iterator[tuple[NDArray[np.int64], Samples]]:
-        """Add samples; yield tokens that are known now, with their samples. final: no more samples follow."""
+    def push(self, samples_16k: Samples, *, final: bool = False) -> Iterator[ReadTokens]:
+        """Add samples; yield tokens that are known now. final: no more samples follow."""
         self._samples = np.concatenate([self._samples, samples_16k])
         hop, lookahead = self._windows.hop, self._windows.lookahead
         while self._known - self._done >= hop + lookahead:
@@ -135,17 +147,21 @@ class StreamTokenizer:
         """Tokens whose samples are all known."""
         return self._start + len(self._samples) // TOKEN_SAMPLES
 
-    def _read(self, stop: int | None, *, end: int | None) -> tuple[NDArray[np.int64], Samples]:
+    def _read(self, stop: int | None, *, end: int | None) -> ReadTokens:
         """Tokenize up to the token `end`, and return the tokens up to `stop`."""
         window = self._samples if end is None else self._samples[: (end - self._start) * TOKEN_SAMPLES]
         first, last = self._done - self._start, None if stop is None else stop - self._start
-        tokens = self._encoders.tokenize(padded(window))[first:last]
+        tokens = self._encoders.tokenize(padded(window))[first:last].tolist()
         samples = self._samples[first * TOKEN_SAMPLES : (first + len(tokens)) * TOKEN_SAMPLES]
+        mel = None
+        if self._with_mel:
+            mel = recorded_mel(padded(window), ANALYSIS_RATE_HZ, first + len(tokens), self._encoders)
+            mel = mel[CLOCKS.frames_per_token * first :]
         self._done += len(tokens)
         start = max(0, self._done - self._windows.context)
         self._samples = self._samples[(start - self._start) * TOKEN_SAMPLES :]
         self._start = start
-        return tokens, samples
+        return ReadTokens(tokens, samples, mel)
 
 
 def padded(samples_16k: Samples) -> Samples:
