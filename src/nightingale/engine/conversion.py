@@ -66,7 +66,7 @@ WIDE_WINDOWS: Final = TokenizerWindows(context=150, hop=25, lookahead=25)
 HELD_TOKENS: Final = 3
 """Tokens that the resampler and the vocoder hold back, at most."""
 
-HEARD_TOKENS: Final = 50
+VOICE_TOKENS: Final = 50
 """Two seconds, after which the speaker's voice is known. Until then, speech tokens are rendered alone."""
 
 AnyVoice = Voice | VoiceReference | None
@@ -268,7 +268,7 @@ class LiveConversion:
         self.audio, self._segments, self._wake, self._owner = session, segments, wake, owner
         """`audio` is the request behind it, whose chunks can be read without blocking."""
         self._rate_hz, self._tokenizer, self._recorded_voice = rate_hz, tokenizer, recorded_voice
-        self._heard: Samples = np.zeros(0, np.float32)
+        self._first_samples: Samples = np.zeros(0, np.float32)
         """The first seconds, until the speaker's voice is known."""
         self._voice: Voice | None = None
         self._mels: list[Floats] = []
@@ -337,10 +337,10 @@ class LiveConversion:
         """Keep the mel of the next tokens, and find the speaker's voice once enough was heard."""
         self._mels.append(mel)
         if self._voice is None and self._recorded_voice is not None:
-            self._heard = np.concatenate([self._heard, samples_16k])
-            if len(self._heard) >= HEARD_TOKENS * TOKEN_SAMPLES:
-                self._voice = self._recorded_voice(self._heard)
-                self._heard = self._heard[:0]
+            self._first_samples = np.concatenate([self._first_samples, samples_16k])
+            if len(self._first_samples) >= VOICE_TOKENS * TOKEN_SAMPLES:
+                self._voice = self._recorded_voice(self._first_samples)
+                self._first_samples = self._first_samples[:0]
 
     def _add(self, tokens: list[int], *, ends_utterance: bool) -> None:
         recorded, frames = None, CLOCKS.frames_per_token * len(tokens)

@@ -17,6 +17,7 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
+from nightingale_lab.train.measured_pitch import mean_log_pitch
 from nightingale_lab.train.mel_content import FEATURE_WEIGHT, MelContent, phoneme_weights
 from nightingale_lab.train.mel_discriminator import MelDiscriminator, balanced
 from nightingale_lab.train.mel_speaker import NOISE, RATE, MelSpeakerEncoder, bands_below, distance
@@ -38,8 +39,6 @@ PROMPT_SHARE = 0.6
 """The longest prompt, as a share of the window: 3 seconds."""
 SWAPPED = 4
 """One row in so many is rendered again with the speaker of another row."""
-LEAST_VOICED_FRAMES = 25
-"""Voiced frames of a row whose mean pitch is compared: half a second."""
 CONVERTED_SHARE = 1 / 3
 """Share of the rows whose tokens are those of their clip in another voice, if there are any."""
 MEL_FLOOR = -11.5
@@ -366,41 +365,34 @@ class FlowTraining:
         distances = [((y.float() - b["mel"]).abs() * b["share"]).sum() / bands for y in (x, mu)]
         return dict(zip(("validation_mel", "validation_prior"), torch.stack(distances).tolist(), strict=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {
-            "net": self.net.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "ema": self.ema.average,
-            "judge": self.judge.state_dict(),
-            "content": self.content.state_dict(),
-            "judge_optimizer": self.judge_optimizer.state_dict(),
-            "refining": self.refining,
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        """Networks and optimizers by their names in a state."""
+        parts = {
+            "net": self.net,
+            "optimizer": self.optimizer,
+            "judge": self.judge,
+            "content": self.content,
+            "judge_optimizer": self.judge_optimizer,
         }
         if self.discriminator is not None:
-            state["discriminator"] = self.discriminator.state_dict()
-            state["discriminator_optimizer"] = self.discriminator_optimizer.state_dict()
-        return state
+            parts |= {
+                "discriminator": self.discriminator,
+                "discriminator_optimizer": self.discriminator_optimizer,
+            }
+        return parts
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: part.state_dict() for name, part in self._stateful.items()}
+        return state | {"ema": self.ema.average, "refining": self.refining}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.refining = state["refining"]
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for name, part in self._stateful.items():
+            part.load_state_dict(state[name])
         self.ema.load(state["ema"])
-        self.judge.load_state_dict(state["judge"])
-        self.content.load_state_dict(state["content"])
-        self.judge_optimizer.load_state_dict(state["judge_optimizer"])
-        if self.discriminator is not None:
-            self.discriminator.load_state_dict(state["discriminator"])
-            self.discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
 
     @torch.no_grad()
     def averaged(self) -> dict[str, Tensor]:
         names = [name for name, _ in self.net.named_parameters()]
         return dict(zip(names, self.ema.average, strict=True))
-
-
-def mean_log_pitch(f0_hz: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean logarithm of the pitch over some frames of each row, and whether they are enough."""
-    count = frames.sum(1)
-    logs = torch.log(f0_hz.clamp(min=VOICED_ABOVE_HZ)) * frames
-    return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES

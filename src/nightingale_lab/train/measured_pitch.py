@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import FULL_SCALE, HOP, UNKNOWN_HZ, AudioBank
 from nightingale_lab.train.vocoder_losses import fourier_matrix, magnitude
@@ -25,6 +26,8 @@ HARMONICS, HARMONIC_DECAY = 8, 0.85
 LEAST_STRENGTH = 0.25
 """Mean height of the harmonics over the gaps between them, relative to the highest bin, of a frame with a pitch."""
 BATCH_FRAMES = 2048
+LEAST_VOICED_FRAMES = 25
+"""Voiced frames of a row whose mean pitch is compared: half a second."""
 
 
 def measure_pitch(bank: AudioBank, device: torch.device) -> AudioBank:
@@ -68,3 +71,10 @@ def _interpolated(height: Tensor, place: Tensor) -> Tensor:
     share = place - below
     values = [height.gather(1, (below + step).flatten(1)).view_as(place) for step in (0, 1)]
     return torch.lerp(values[0], values[1], share)
+
+
+def mean_log_pitch(f0_hz: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean logarithm of the pitch over some frames of each row, and whether they are enough."""
+    count = frames.sum(1)
+    logs = torch.log(f0_hz.clamp(min=VOICED_ABOVE_HZ)) * frames
+    return logs.sum(1) / count.clamp(min=1), count >= LEAST_VOICED_FRAMES

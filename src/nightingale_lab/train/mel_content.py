@@ -37,7 +37,7 @@ FEATURE_WEIGHT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What both networks find in a mel."""
+    """The phonemes and hidden states that both networks find in a mel."""
 
     logits: Tensor
     """(batch, frames, 2, phonemes)."""

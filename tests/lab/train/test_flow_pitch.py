@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nightingale_lab.train.flow_step import LEAST_VOICED_FRAMES, mean_log_pitch
+from nightingale_lab.train.measured_pitch import LEAST_VOICED_FRAMES, mean_log_pitch
 
 
 def test_the_mean_is_over_the_given_frames() -> None:

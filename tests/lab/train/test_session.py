@@ -341,11 +341,8 @@ def weights(folder: Path, name: str, megabytes: float) -> Path:
 
 
 def test_results_are_packed_in_volumes_as_far_as_they_fit(tmp_path: Path) -> None:
-    files = [
-        weights(tmp_path / "a", "big", 3.0),
-        weights(tmp_path / "a", "huge", 9.0),
-        weights(tmp_path / "a", "small", 1.0),
-    ]
+    sizes = {"big": 3.0, "huge": 9.0, "small": 1.0}
+    files = [weights(tmp_path / "a", name, size) for name, size in sizes.items()]
     log = tmp_path / "a" / "x.log"
     log.write_text("said")
     sent = pack(files, [log], tmp_path / "out", volume_bytes=2**20, total_bytes=5 * 2**20)

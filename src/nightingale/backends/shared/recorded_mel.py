@@ -1,4 +1,4 @@
-"""What speech tokens do not keep of a recording, for the mel of another voice.
+"""Add what speech tokens do not keep of a recording to the mel of another voice.
 
 A voice is converted by rendering the speech tokens of a recording. Tokens are coarse: 25 a second, and those of wren
 lose consonants of speech that was rendered before, and most words of people's recordings. But the recording itself is

@@ -110,7 +110,7 @@ class TokenizerWindows:
     """Tokens after the new ones, which must be known."""
 
 
-class ReadTokens(NamedTuple):
+class ArrivedTokens(NamedTuple):
     """Speech tokens of a recording that arrives."""
 
     tokens: list[int]
@@ -133,7 +133,7 @@ class StreamTokenizer:
         self._start = self._done = 0
         """The first token of `_samples`, and the first one that was not returned."""
 
-    def push(self, samples_16k: Samples, *, final: bool = False) -> Iterator[ReadTokens]:
+    def push(self, samples_16k: Samples, *, final: bool = False) -> Iterator[ArrivedTokens]:
         """Add samples; yield tokens that are known now. final: no more samples follow."""
         self._samples = np.concatenate([self._samples, samples_16k])
         hop, lookahead = self._windows.hop, self._windows.lookahead
@@ -147,7 +147,7 @@ class StreamTokenizer:
         """Tokens whose samples are all known."""
         return self._start + len(self._samples) // TOKEN_SAMPLES
 
-    def _read(self, stop: int | None, *, end: int | None) -> ReadTokens:
+    def _read(self, stop: int | None, *, end: int | None) -> ArrivedTokens:
         """Tokenize up to the token `end`, and return the tokens up to `stop`."""
         window = self._samples if end is None else self._samples[: (end - self._start) * TOKEN_SAMPLES]
         first, last = self._done - self._start, None if stop is None else stop - self._start
@@ -161,7 +161,7 @@ class StreamTokenizer:
         start = max(0, self._done - self._windows.context)
         self._samples = self._samples[(start - self._start) * TOKEN_SAMPLES :]
         self._start = start
-        return ReadTokens(tokens, samples, mel)
+        return ArrivedTokens(tokens, samples, mel)
 
 
 def padded(samples_16k: Samples) -> Samples:
