@@ -49,8 +49,6 @@ its frames: in int8 its vectors turn away from those of its teacher."""
 RESPELLINGS: Final = {
     "couldn't": "couldent",
     "wouldn't": "wouldent",
-    "needn't": "needent",
-    "shan't": "shant",
 }
 """Words that this T3 says more clearly by another spelling, by both recognizers (dev/LOG.md). Try them again with
 another T3, which is trained on the usual spelling."""
