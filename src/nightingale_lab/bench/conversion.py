@@ -1,10 +1,13 @@
-"""Measure voice conversion between wren's built-in voices: the words that are kept, and the speaker.
+"""Measure voice conversion of wren's own speech or of people's: the words that are kept, and the speaker.
 
     python -m nightingale_lab.bench.conversion [--pairs 20] [--sentences 10] [--live] [--model FOLDER]
+    python -m nightingale_lab.bench.conversion --readers DIR [--live] [--model FOLDER]
 
-For each pair of voices, wren speaks some sentences in the first voice and converts them to the second one. Judges
-compare the words of both recordings with the sentence, and the converted one with other recordings of both
-voices. --live converts while the recording arrives. A table, then one line of JSON, which is stored.
+For each pair of built-in voices, wren speaks some sentences in the first voice and converts them to the second one.
+With --readers, it converts the first seconds of two recordings of each reader to the built-in voices in turn; the
+sentence is what Whisper base understands of the recording itself. Judges compare the words of both recordings with
+the sentence, and the converted one with other recordings of both speakers. --live converts while the recording
+arrives. A table, then one line of JSON, which is stored; those of people's recordings have the number of "readers".
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nightingale.audio.read import read_audio
 from nightingale.engine import TTS
-from nightingale.types import Audio, Samples
+from nightingale.errors import ConfigError
+from nightingale.types import AudioChunk, Samples
 from nightingale_lab.bench import script
+from nightingale_lab.bench.clones import readers_in
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.quality import Ask, ask_with
 from nightingale_lab.bench.sentences import sentences
@@ -35,6 +41,10 @@ REFERENCES = 4
 LIVE_PART_S = 0.1
 OFFSETS = (1, 3, 7, 9)
 """Distances between the two voices of a pair in the list of voices, in the order in which they are used."""
+CONVERTED_PER_READER = 2
+READER_SECONDS = 8.0
+TRANSCRIBER = "base"
+"""The recognizer whose transcript of a reader's recording is the expected text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,7 @@ class Case:
     """One sentence of one pair."""
 
     pair: tuple[str, str]
+    """The names of the speaker and of the target."""
     text: str
     source: Path
     converted: Path
@@ -55,7 +66,7 @@ def pairs_of(voices: Sequence[str], count: int) -> list[tuple[str, str]]:
     return pairs[:count]
 
 
-def convert(tts: TTS, audio: Audio, voice: str, *, seed: int, live: bool) -> Samples:
+def convert(tts: TTS, audio: AudioChunk, voice: str, *, seed: int, live: bool) -> Samples:
     if not live:
         return tts.convert(audio, voice=voice, seed=seed).samples
     step = int(LIVE_PART_S * audio.sample_rate_hz)
@@ -85,6 +96,36 @@ def render(
     return cases
 
 
+def render_readers(
+    tts: TTS, readers: Mapping[str, Sequence[Path]], per_reader: int, folder: Path, ask: Ask, *, live: bool
+) -> list[Case]:
+    """Convert the first seconds of recordings of each reader, and let a recognizer transcribe these seconds."""
+    voices, cases = list(tts.voices), []
+    recordings = [(name, path) for name, paths in readers.items() for path in paths[:per_reader]]
+    for at, (name, path) in enumerate(recordings):
+        samples, rate_hz = read_audio(path)
+        audio = AudioChunk(samples=samples[: int(READER_SECONDS * rate_hz)], sample_rate_hz=rate_hz)
+        case = Case(
+            pair=(speaker_of(name), voices[at % len(voices)]),
+            text="",
+            source=folder / f"s{at:03d}.wav",
+            converted=folder / f"c{at:03d}.wav",
+        )
+        write(case.source, audio.samples, rate_hz)
+        write(case.converted, convert(tts, audio, case.pair[1], seed=at, live=live), tts.sample_rate_hz)
+        cases.append(case)
+        sys.stderr.write(f"\r{at + 1}/{len(recordings)} recordings converted")
+    sys.stderr.write("\n")
+    answers = ask([{"wav": str(case.source)} for case in cases], (TRANSCRIBER,))
+    texts = {answer["wav"]: answer[TRANSCRIBER]["transcript"] for answer in answers}
+    return [replace(case, text=texts[str(case.source)]) for case in cases]
+
+
+def speaker_of(reader: str) -> str:
+    """Return the name of a reader among speakers, which no built-in voice has."""
+    return f"reader {reader}"
+
+
 def write(path: Path, samples: Samples, rate_hz: int) -> None:
     import soundfile
 
@@ -101,6 +142,25 @@ def references(tts: TTS, voices: Sequence[str], folder: Path) -> dict[str, list[
             write(path, tts.say(line, voice=voice, seed=1000 + seed).samples, tts.sample_rate_hz)
         found[voice] = [str(path) for path in paths]
     return found
+
+
+def reader_references(readers: Mapping[str, Sequence[Path]], per_reader: int) -> dict[str, list[str]]:
+    """Return recordings of each reader that are not converted.
+
+    Raises:
+        ConfigError: a reader has none.
+    """
+    for name, paths in readers.items():
+        if len(paths) <= per_reader:
+            raise ConfigError(
+                "a reader has too few recordings",
+                got=f"{len(paths)} of {name}",
+                allowed=f"{per_reader} to convert, and at least one to compare them with",
+            )
+    return {
+        speaker_of(name): [str(path) for path in paths[per_reader : per_reader + REFERENCES]]
+        for name, paths in readers.items()
+    }
 
 
 def judge(cases: Sequence[Case], speakers: dict[str, list[str]], ask: Ask) -> dict[str, Any]:
@@ -155,11 +215,34 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser = script.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--sentences", type=int, default=10, help="of each pair")
+    parser.add_argument(
+        "--readers", type=Path, help="convert recordings of people instead: one subfolder for each of them"
+    )
     parser.add_argument("--live", action="store_true", help="convert while the recording arrives")
     parser.add_argument("--model", help="a folder; default: the model in the package")
     parser.add_argument("--keep", type=Path, help="leave the recordings in this folder")
     parser.add_argument("--workers", type=int, default=1)
     return parser.parse_args(argv)
+
+
+def measure_pairs(tts: TTS, options: Namespace, folder: Path, ask: Ask) -> dict[str, Any]:
+    """Measure the conversion of wren's own speech."""
+    pairs = pairs_of(list(tts.voices), 2 if options.tiny else options.pairs)
+    cases = render(tts, pairs, 1 if options.tiny else options.sentences, folder, live=options.live)
+    used = sorted({name for pair in pairs for name in pair})
+    return judge(cases, references(tts, used, folder), ask)
+
+
+def measure_readers(tts: TTS, options: Namespace, folder: Path, ask: Ask) -> dict[str, Any]:
+    """Measure the conversion of people's recordings."""
+    readers, per_reader = readers_in(options.readers), CONVERTED_PER_READER
+    if options.tiny:
+        readers, per_reader = dict(list(readers.items())[:2]), 1
+    speakers = reader_references(readers, per_reader)
+    cases = render_readers(tts, readers, per_reader, folder, ask, live=options.live)
+    used = sorted({case.pair[1] for case in cases})
+    result = judge(cases, speakers | references(tts, used, folder), ask)
+    return {**result, "readers": len(readers)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -168,11 +251,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary, TTS(options.model) as tts:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        voices = list(tts.voices)
-        pairs = pairs_of(voices, 2 if options.tiny else options.pairs)
-        cases = render(tts, pairs, 1 if options.tiny else options.sentences, folder, live=options.live)
-        used = sorted({name for pair in pairs for name in pair})
-        result = judge(cases, references(tts, used, folder), ask)
+        measure = measure_readers if options.readers else measure_pairs
+        result = measure(tts, options, folder, ask)
     script.print_table(
         "Cosines of converted recordings",
         tuple(result["pairs"][0]),
