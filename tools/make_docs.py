@@ -24,7 +24,7 @@ from nightingale.cli.commands import app
 from nightingale.cli.console import INTERRUPTED
 from nightingale.server.settings import ServerSettings
 from nightingale.server.settings_reload import RELOADED
-from nightingale_lab.bench.report import cluster_tables, markdown, reliability_tables
+from nightingale_lab.bench.report import cluster_tables, conversion_table, markdown, reliability_tables
 from nightingale_lab.bench.store import read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -150,6 +150,18 @@ def reliability(results: Path = ROOT / "benchmarks" / "results") -> str:
     return filled("reliability.md", tables)
 
 
+def conversion(results: Path = ROOT / "benchmarks" / "results") -> str:
+    """Return docs/conversion.md, which is written by hand, with its table renewed."""
+    page = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
+    table = conversion_table.conversion(read_lines(results, conversion_table.KIND))
+    return re.sub(
+        r"(^<!-- conversion -->\n).*?(?=^<!-- -->$)",
+        lambda found: f"{found[1]}{table}\n",
+        page,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+
+
 def filled(page: str, tables: dict[str, str]) -> str:
     """A template of this folder, each {{name}} in it replaced by the table of that name."""
     template = (ROOT / "tools" / page).read_text(encoding="utf-8")
@@ -178,6 +190,7 @@ def pages() -> dict[str, str]:
             [head, exit_codes(), "", *command_pages(typer.main.get_command(app), "nightingale")]
         ),
         "docs/configuration.md": configuration(),
+        "docs/conversion.md": conversion(),
         "docs/errors.md": docs_reference.errors_page(),
         "docs/listening.md": docs_listening.listening_page(),
         "docs/openapi.json": json.dumps(document, indent=1) + "\n",
