@@ -30,6 +30,7 @@ from nightingale.engine.requests.recorded_segments import (
     token_levels,
     whole_segments,
 )
+from nightingale.engine.requests.recordings import recorded_voice
 from nightingale.engine.session import Session
 from nightingale.models.chatterbox.presets import WREN
 from nightingale.types import AudioChunk, Samples
@@ -354,6 +355,18 @@ def test_wren_keeps_the_articulation_of_a_recording() -> None:
         converted = [one.convert(source, voice="fenrir", seed=1) for one in (tts, by_tokens)]
     unlike, unlike_by_tokens = (1 - envelope_likeness(source.samples, one.samples) for one in converted)
     assert unlike < 0.6 * unlike_by_tokens
+
+
+def test_the_voice_of_a_recording_has_the_flows_speaker_embedding_if_there_is_one(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, encoders = noise_model.info, NoiseEncoders(noise_model.info.preset)
+    shared = recorded_voice(CLIP, encoders, info, "wren")
+    assert np.array_equal(shared.flow_speaker, shared.speaker)
+    monkeypatch.setattr(encoders, "flow_speaker", lambda samples: np.full(192, len(samples), np.float32))
+    own = recorded_voice(CLIP, encoders, info, "wren")
+    assert np.array_equal(own.flow_speaker, np.full(192, len(CLIP)))
+    assert np.array_equal(own.speaker, shared.speaker)
 
 
 def envelope_likeness(one: Samples, other: Samples) -> float:

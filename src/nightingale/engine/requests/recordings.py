@@ -85,7 +85,8 @@ def recorded_mel(samples: Samples, rate_hz: int, tokens: int, encoders: Encoders
 
 def recorded_voice(samples_16k: Samples, encoders: Encoders, info: ModelInfo, family: str) -> Voice:
     """Return the voice of a recording's speaker, without a prompt."""
-    speaker, no_ids = encoders.speaker(samples_16k), np.zeros(0, np.int64)
+    speaker, flow_speaker = encoders.speaker(samples_16k), encoders.flow_speaker(samples_16k)
+    no_ids = np.zeros(0, np.int64)
     return Voice.checked(
         name="recording",
         family=family,
@@ -93,7 +94,7 @@ def recorded_voice(samples_16k: Samples, encoders: Encoders, info: ModelInfo, fa
         prompt_ids=no_ids,
         flow_prompt_ids=no_ids,
         flow_prompt_mel=np.zeros((0, info.preset.flow.mel_bands), np.float32),
-        flow_speaker=speaker,
+        flow_speaker=speaker if flow_speaker is None else flow_speaker,
         provenance="a recording that is converted",
     )
 
