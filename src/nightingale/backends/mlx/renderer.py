@@ -40,7 +40,12 @@ class MlxRenderStream(CutStream):
 
 
 class MlxRenderer:
-    """Render each block when it is submitted. The host waits for a block once, when it reads the samples."""
+    """Render each block when it is submitted.
+
+    The host waits for a block once, when it reads the samples. A block that has a recorded mel goes through the flow
+    twice, and the host waits twice: first for the mel in the recording's own voice, because the host computes what
+    that lacks of the recorded one and adds it to the target's.
+    """
 
     max_batch = 1
     max_in_flight = 1
