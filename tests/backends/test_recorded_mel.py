@@ -23,10 +23,10 @@ RNG = np.random.default_rng(3)
 DETAIL = RNG.normal(0.0, 1.0, (2 * TOKENS, BANDS)).astype(np.float32)
 
 
-def block(mel: np.ndarray, *, final: bool, stream: object = None, tokens: list[int] | None = None) -> Block:
+def block(mel: np.ndarray, *, final: bool) -> Block:
     return Block(
-        stream=stream,
-        tokens=tokens or [0] * (len(mel) // 2),
+        stream=None,
+        tokens=[0] * (len(mel) // 2),
         first=False,
         final=final,
         alone=True,

@@ -134,10 +134,11 @@ class Utterance:
         self._guard = None
         if (known := segment.recorded) is not None:
             if self._recorded is None:
-                earlier = np.full((CLOCKS.frames_per_token * len(self._waiting), known.mel.shape[1]), np.nan)
+                shape = (CLOCKS.frames_per_token * len(self._waiting), known.mel.shape[1])
+                earlier = np.full(shape, np.nan, np.float32)
             else:
                 earlier = self._recorded.mel
-            self._recorded = replace(known, mel=np.concatenate([earlier, known.mel]).astype(np.float32))
+            self._recorded = replace(known, mel=np.concatenate([earlier, known.mel]))
         self._waiting += segment.speech_tokens
         self.decoding.finished = segment.ends_utterance
 
