@@ -12,4 +12,7 @@ def attention(
     """Return the attention of queries, keys and values (batch, heads, time, width)."""
     if q.device.type == "mps":  # it computes permuted heads of 64 channels or more wrongly
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    if mask is not None and mask.is_cuda and mask.is_floating_point():
+        # Its kernels read a mask in vectors of 16 bytes, wherever a view of it begins: "misaligned address".
+        mask = mask.contiguous()
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
