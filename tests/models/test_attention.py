@@ -1,4 +1,4 @@
-"""What attention passes to PyTorch for tensors of a GPU, without having one."""
+"""Attention passes PyTorch an aligned mask for tensors of a GPU; tested without one."""
 
 from __future__ import annotations
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from nightingale.errors import NightingaleError
 from nightingale_lab.train import rendering_stages, stages
 
-OWN_PARSERS = {"assets": "assets", "human-clips": "human_clips", "session": "session", "vocoder": "vocoder"}
+OWN_PARSERS = {
+    "assets": "assets",
+    "human-clips": "human_clips",
+    "human-texts": "human_texts",
+    "session": "session",
+    "vocoder": "vocoder",
+}
 """Stages that parse their own arguments, and their modules."""
 
 
@@ -46,6 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "human-clips", add_help=False, help="on a CPU: recordings of people (human-clips --help)"
     )
+    commands.add_parser(
+        "human-texts", add_help=False, help="on a CPU: the phonemes of these recordings (human-texts --help)"
+    )
     commands.add_parser("session", add_help=False, help="all stages, within a deadline (session --help)")
 
     data = commands.add_parser(
@@ -64,6 +73,14 @@ def build_parser() -> argparse.ArgumentParser:
         "human", parents=[with_corpus, with_assets], help="a corpus of the recordings of people"
     )
     human.set_defaults(run=rendering_stages.run_human)
+
+    people = commands.add_parser(
+        "tokenizer-people",
+        parents=[with_corpus, with_budget, with_assets, with_batch, with_graphs],
+        help="the tokenizer, further, on recordings of people",
+    )
+    people.add_argument("--parts", type=int, default=2, help="number of parts of the teacher's speech")
+    people.set_defaults(run=rendering_stages.run_tokenizer_people)
 
     single = commands.add_parser(
         "single-speaker",

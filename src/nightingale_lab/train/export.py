@@ -41,6 +41,7 @@ from nightingale_lab.train.loop import save_weights
 from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.silence import read_clips, silence_ids
 from nightingale_lab.train.speakers import BuiltInVoice, read_built_in_voices
+from nightingale_lab.train.tokenizer_people import PEOPLE_TOKENIZER
 
 LIMIT_BYTES: Final = 44 * 2**20
 KEEP_FLOAT16: Final = ("mel2wav.[!f]*", "lstm.*", "proj.*")
@@ -195,13 +196,15 @@ def replace_networks(
     """Write a copy of a packed wren with other weights of some networks, whose files have the names of training.
 
     out: another folder, or that of the model. share: of the new weights, where the rest is of the old ones, from
-    which they were trained. The tokens of silence stay as they are, so the tokenizer cannot be replaced so.
+    which they were trained. The tokens of silence stay as they are, because T3 stays; so the tokenizer can only be
+    replaced by one that was trained further on people, to keep the meaning of its codes.
     """
     if not 0.0 < share <= 1.0:
         raise ConfigError(
             "the share of the new weights is out of range", got=str(share), allowed="above 0, at most 1"
         )
-    parts = {part.source: part for part in PARTS if part.source != "tokenizer"}
+    named = {part.source: part for part in PARTS}
+    parts = {PEOPLE_TOKENIZER.partition(".")[0]: named.pop("tokenizer"), **named}
     card = json.loads((model / wren.FILES["card"]).read_text(encoding="utf-8"))
     files: dict[str, dict[str, Tensor]] = {}
     for path in weights:

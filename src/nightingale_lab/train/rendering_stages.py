@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nightingale_lab.train.stages import TOKENS, batch_options, cudnn_benchmark, print_progress
+from nightingale_lab.train.stages import (
+    TOKENS,
+    batch_options,
+    cudnn_benchmark,
+    print_progress,
+)
 
 
 def run_human(args: argparse.Namespace) -> None:
@@ -32,6 +37,41 @@ def run_human(args: argparse.Namespace) -> None:
         np.save(folder / TOKENS, tokenize_corpus(net, corpus, device=device).cpu().numpy())
         corpus.save(folder)  # last, since it marks the folder as ready
         print_progress({"part": name, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
+
+
+def run_tokenizer_people(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus, ready_parts
+    from nightingale_lab.train.human_texts import FILE, read_phonemes
+    from nightingale_lab.train.tokenizer import tokenize_corpus
+    from nightingale_lab.train.tokenizer_people import People, train_tokenizer_on_people
+
+    device, folders = torch.device(args.device), [args.corpus / name for name in (HUMAN, HUMAN_COPIES)]
+    phonemes, corpora = read_phonemes(Assets(args.assets).file(FILE)), [Corpus.load(each) for each in folders]
+    people = Corpus.join(corpora)
+    with cudnn_benchmark(args.device):
+        net, phones = train_tokenizer_on_people(
+            Corpus.join([Corpus.load(part) for part in ready_parts(args.corpus)[: args.parts]]),
+            People(corpus=people, phonemes=phonemes * (people.bank.clips // len(phonemes))),
+            args.start_from,
+            args.out,
+            PRESETS["wren"].speech_tokenizer,
+            budget_s=args.budget_s,
+            device=device,
+            eager=args.eager,
+            seed=args.seed,
+            on_progress=print_progress,
+            **batch_options(args),
+        )
+    # The flow learns to render people from the new codes, and their phonemes are known from now on.
+    sizes = [len(corpus.phones) for corpus in corpora]
+    for folder, corpus, own in zip(folders, corpora, np.split(phones, np.cumsum(sizes)[:-1]), strict=True):
+        np.save(folder / TOKENS, tokenize_corpus(net, corpus, device=device).cpu().numpy())
+        np.save(folder / "phones.npy", own)
 
 
 def run_voice_encoder(args: argparse.Namespace) -> None:
@@ -141,10 +181,14 @@ def run_converted(args: argparse.Namespace) -> None:
     from nightingale_lab.train.corpus import parts_with_people
     from nightingale_lab.train.flow import render_mels
     from nightingale_lab.train.tokenizer import load_tokenizer
+    from nightingale_lab.train.tokenizer_people import PEOPLE_TOKENIZER
     from nightingale_lab.train.vocoder import load_vocoder
 
     device, preset = torch.device(args.device), PRESETS["wren"]
-    net = load_tokenizer(args.out / "tokenizer.safetensors", preset.speech_tokenizer, device)
+    weights = args.out / PEOPLE_TOKENIZER
+    net = load_tokenizer(
+        weights if weights.is_file() else args.out / "tokenizer.safetensors", preset.speech_tokenizer, device
+    )
     vocoder = load_vocoder(args.vocoder, preset.hift, device)
     for number, part in enumerate(parts_with_people(args.corpus, args.parts)):
         corpus, tokens = corpus_with_tokens([part])

@@ -21,7 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nightingale_lab.train.corpus import READY
-from nightingale_lab.train.plan import PEOPLE, SPLIT, TEACHER, Settings, plan, table
+from nightingale_lab.train.plan import plan, table
+from nightingale_lab.train.session_tasks import PEOPLE, SPLIT, TEACHER, Settings
 from nightingale_lab.train.supervisor import (
     FINISHED,
     HEARTBEAT,
@@ -52,6 +53,7 @@ CONTINUED_RESULTS = (
 """The files of a session that continues T3. The first call that has the bank returns it; later ones have room for
 the flow."""
 RENDERING_RESULTS = (
+    "out/tokenizer_people.safetensors",
     "out/voice_encoder.safetensors",
     "out/vocoder/vocoder.safetensors",
     "out/flow.refine.safetensors",
@@ -64,7 +66,7 @@ COPY_EVERY_S, POLL_EVERY_S, REPORT_EVERY_S = 60.0, 1.0, 15.0
 LAST_COPY_S = 12.0
 """The last copy of a call starts this long before its end."""
 TEACHER_FILES = ("part0.bin", "part1.bin")
-PEOPLE_FILES = ("human_clips.npz", "resemblyzer.safetensors")
+PEOPLE_FILES = ("human_clips.npz", "human_phonemes.npz", "resemblyzer.safetensors")
 """Files that may arrive with a later call; stages that need them wait."""
 IDLE_S = 45.0
 """A call ends when no stage has run for so long: those that wait need files of a later call."""

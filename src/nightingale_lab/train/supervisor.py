@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nightingale_lab.train.corpus import READY
-from nightingale_lab.train.plan import Settings, Task
+from nightingale_lab.train.session_tasks import Settings, Task
 from nightingale_lab.train.vocoder_data import DONE
 
 HEARTBEAT, FINISHED, STARTED, RETRY = "heartbeat", "finished", "started", "retry"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from nightingale_lab.train.converted import CONVERTED
 from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus
 from nightingale_lab.train.human_clips import write_clips
 from nightingale_lab.train.human_corpus import OTHER_RATES
+from nightingale_lab.train.human_texts import write_phonemes
 from nightingale_lab.train.loop import read_log
 from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.plan import plan
@@ -49,6 +51,8 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     make_everything_tiny(monkeypatch)
     tiny_assets(tmp_path / "assets", lines=60)
     write_clips(tmp_path / "assets" / "human_clips.npz", people(3, 2.5))
+    spoken = [np.array(ids, dtype=np.uint8) for ids in ([50, 16, 60, 4], [], [70, 16, 50])]
+    write_phonemes(tmp_path / "assets" / "human_phonemes.npz", spoken)
     preset = PRESETS["wren"]
     with seeded(0):
         nets = {
@@ -63,6 +67,7 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     options = {
         "data": ["--hours", "9", "--first-hours", "0.003", "--batch-seconds", "12"],
         "tokens": ["--budget-s", "60"],
+        "tokenizer-people": ["--budget-s", "0.5", "--batch", "2", "--parts", "1"],
         "voice-encoder": [*brief, "--batch", "2"],
         "vocoder": ["--max-steps", "1"],
         "flow": ["--batch", "2", "--match-s", "0", "--refine-s", "0.01", "--adversarial", "0.5"],
@@ -82,13 +87,20 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     assert (human.bank.clips, copies.bank.clips) == (3, 3 * len(OTHER_RATES))
     assert human.band_limited.all()
     assert human.speaker.any()
+    # The phonemes of every clip whose transcript is known were found, in order.
+    ends = human.bank.frame_offsets
+    found = [human.phones[start:end] for start, end in pairwise(ends)]
+    assert [list(dict.fromkeys(each[each > 16].tolist())) for each in found] == [[50, 60], [], [70, 50]]
     for part in (made.corpus / "part00", made.corpus / HUMAN):
         tokens, again = np.load(part / TOKENS), np.load(part / CONVERTED)
         assert (again.shape, again.dtype) == (tokens.shape, tokens.dtype)
         assert again.any()
     monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=lambda _: None)
     back = unpack([tmp_path / "results"], tmp_path / "back")
-    assert set(back) == {"voice_encoder", "vocoder", "flow.refine", "discriminators"}
+    assert set(back) == {"tokenizer_people", "voice_encoder", "vocoder", "flow.refine", "discriminators"}
+    log = read_log(tmp_path / "back" / "logs" / "tokenizer_people.jsonl")
+    assert log[-1]["same_codes"] > 0
+    assert np.isfinite(log[-1]["likely"])
     log = read_log(tmp_path / "back" / "logs" / "flow.jsonl")
     assert 0 < log[-1]["judge"] < 2
     assert log[-1]["discriminator"] > 0
@@ -126,6 +138,16 @@ def test_the_flow_waits_for_tokens_of_other_voices(tmp_path: Path) -> None:
     tasks = {task.name: task for task in plan(made)}
     assert made.done_marker("converted") in tasks["flow"].needs
     assert made.done_marker("tokens") in tasks["converted"].needs
+
+
+def test_what_is_made_from_the_tokens_of_people_waits_for_their_tokenizer(tmp_path: Path) -> None:
+    given = {"start_from": str(tmp_path), "continue_rendering": True}
+    stages = ["human", "data", "tokens", "tokenizer-people", "converted", "flow"]
+    tasks = {task.name: task for task in plan(settings(tmp_path, **given, stages=stages))}
+    trained = settings(tmp_path, **given).done_marker("tokenizer-people")
+    assert trained in tasks["converted"].needs
+    assert trained in tasks["flow"].needs
+    assert settings(tmp_path, **given).done_marker("human") in tasks["tokenizer-people"].needs
 
 
 def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:

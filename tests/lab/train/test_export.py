@@ -136,6 +136,20 @@ def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Pa
     assert all(torch.equal(again[name], before[name]) for name in before)
 
 
+def test_a_tokenizer_that_was_trained_further_on_people_replaces_the_one_before(
+    outputs: Path, shipped: Path, tmp_path: Path
+) -> None:
+    weights = {name: 2 * t for name, t in load_file(outputs / "tokenizer.safetensors").items()}
+    save_file(weights, tmp_path / "tokenizer_people.safetensors")
+    replace_networks(shipped, [tmp_path / "tokenizer_people.safetensors"], tmp_path / "new", TINY)
+    before, after = (load_file(folder / "s3gen.safetensors") for folder in (shipped, tmp_path / "new"))
+    changed = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"tokenizer"}
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (shipped, tmp_path / "new")]
+    assert cards[0]["silence_ids"] == cards[1]["silence_ids"]
+    assert cards[0]["fingerprint"] != cards[1]["fingerprint"]
+
+
 def test_the_exported_model_streams(tts: TTS) -> None:
     chunks = list(tts.stream(TEXT, seed=3))
     assert len(chunks) >= 2

@@ -21,8 +21,9 @@ from nightingale.errors import CheckpointError
 from nightingale_lab.train import session, supervisor, vocoder
 from nightingale_lab.train.__main__ import build_parser, main
 from nightingale_lab.train.loop import read_log
-from nightingale_lab.train.plan import Settings, Task, plan, table
+from nightingale_lab.train.plan import plan, table
 from nightingale_lab.train.session import create_state, monitor, read_settings
+from nightingale_lab.train.session_tasks import Settings, Task
 from nightingale_lab.train.supervisor import Launch, SessionStatus, supervise
 from nightingale_lab.train.volumes import pack, unpack
 
