@@ -32,7 +32,7 @@ from nightingale_lab.bench.clones import readers_in
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.quality import Ask, ask_with
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.bench.wer import compare, corpus_rate
+from nightingale_lab.bench.wer import Comparison, compare, corpus_rate
 
 KIND = "conversion"
 RECOGNIZERS = ("tiny", "base")
@@ -43,6 +43,8 @@ OFFSETS = (1, 3, 7, 9)
 """Distances between the two voices of a pair in the list of voices, in the order in which they are used."""
 CONVERTED_PER_READER = 2
 READER_SECONDS = 8.0
+WORST = 3
+"""Clips whose transcripts are stored: those with the most errors."""
 TRANSCRIBER = "base"
 """The recognizer whose transcript of a reader's recording is the expected text."""
 
@@ -164,7 +166,7 @@ def reader_references(readers: Mapping[str, Sequence[Path]], per_reader: int) ->
 
 
 def judge(cases: Sequence[Case], speakers: dict[str, list[str]], ask: Ask) -> dict[str, Any]:
-    """Return word error rates of both recordings, and the pairs with their cosines."""
+    """Return word error rates of both recordings, the pairs with their cosines, and the clips with the most errors."""
     jobs: list[dict[str, Any]] = [
         {"wav": str(path)} for case in cases for path in (case.source, case.converted)
     ]
@@ -176,16 +178,34 @@ def judge(cases: Sequence[Case], speakers: dict[str, list[str]], ask: Ask) -> di
     ]
     cosines = {answer["wav"]: answer["speaker"]["cosines"] for answer in ask(jobs, ("speaker",))}
 
-    def rate(recognizer: str, kind: str) -> float:
+    def compared(recognizer: str, kind: str) -> list[Comparison]:
         found = (transcribed[str(getattr(case, kind))][recognizer]["transcript"] for case in cases)
-        return corpus_rate(compare(case.text, text) for case, text in zip(cases, found, strict=True))
+        return [compare(case.text, text) for case, text in zip(cases, found, strict=True)]
 
-    wer = {name: {kind: rate(name, kind) for kind in ("source", "converted")} for name in RECOGNIZERS}
+    wer = {
+        name: {kind: corpus_rate(compared(name, kind)) for kind in ("source", "converted")}
+        for name in RECOGNIZERS
+    }
+    errors = {name: [each.errors for each in compared(name, "converted")] for name in RECOGNIZERS}
+    most = sorted(range(len(cases)), key=lambda at: -max(counts[at] for counts in errors.values()))[:WORST]
+    worst = [
+        {
+            "text": cases[at].text,
+            "errors": {name: counts[at] for name, counts in errors.items()},
+            "transcripts": {
+                name: transcribed[str(cases[at].converted)][name]["transcript"] for name in RECOGNIZERS
+            },
+        }
+        for at in most
+    ]
+    words = sum(each.words for each in compared(RECOGNIZERS[0], "converted"))
     rows = [
         pair_row(pair, [case for case in cases if case.pair == pair], cosines) for pair in pairs_in(cases)
     ]
     nearer = sum(row["to_target"] > row["to_source"] for row in rows)
-    return {"wer": wer, "pairs": rows, "nearer_to_target": nearer, "clips": len(cases)}
+    return {
+        "wer": wer, "pairs": rows, "nearer_to_target": nearer, "clips": len(cases), "words": words, "worst": worst
+    }  # fmt: skip
 
 
 def pairs_in(cases: Sequence[Case]) -> list[tuple[str, str]]:

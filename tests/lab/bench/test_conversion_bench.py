@@ -58,6 +58,12 @@ def test_rates_and_nearer_pairs_are_counted() -> None:
 
     result = judge(cases, {"a": ["a.wav"], "b": ["b.wav"]}, ask)
     assert result["wer"]["base"] == {"source": 0.0, "converted": 0.25}
+    assert result["words"] == 8
+    assert result["worst"][0] == {
+        "text": "the birch canoe slid",
+        "errors": {"tiny": 1, "base": 1},
+        "transcripts": dict.fromkeys(("tiny", "base"), "the birch canoe sank"),
+    }
     assert result["nearer_to_target"] == 1
     assert [row["to_target"] for row in result["pairs"]] == [0.5, 0.9]
 
