@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightingale_lab.train import assets, human_clips, session
+from nightingale_lab.train import assets, human_clips, human_texts, session
 from nightingale_lab.train.__main__ import build_parser
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
@@ -28,6 +28,7 @@ def test_a_stage_accepts_the_arguments_of_the_recipe(command: str) -> None:
     parsers = {
         "assets": assets.build_parser,
         "human-clips": human_clips.build_parser,
+        "human-texts": human_texts.build_parser,
         "session": session.parser,
     }
     if stage in parsers:
