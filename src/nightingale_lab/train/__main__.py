@@ -76,9 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     people = commands.add_parser(
         "tokenizer-people",
-        parents=[with_corpus, with_budget, with_assets, with_batch, with_graphs],
+        parents=[with_corpus, with_assets, with_batch],
         help="the tokenizer, further, on recordings of people",
     )
+    people.add_argument("--budget-s", type=float, required=True, help="seconds of training")
+    people.add_argument("--start-from", type=Path, required=True, help="the tokenizer that there is")
+    people.add_argument("--eager", action="store_true", help="no CUDA graphs; needed on a CPU")
     people.add_argument("--parts", type=int, default=2, help="number of parts of the teacher's speech")
     people.set_defaults(run=rendering_stages.run_tokenizer_people)
 

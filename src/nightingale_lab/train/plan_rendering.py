@@ -32,7 +32,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
 
     The vocoder begins on the mels of the flow that there is, with new discriminators if there are no earlier ones, and
     goes on with those of the trained flow, or of the whole corpus where the flow is not trained. Without the stage
-    `mels-early` it waits for the trained flow, which then has the GPU to itself. Tokenizer and T3 are kept.
+    `mels-early` it waits for the trained flow, which then has the GPU to itself. T3 is kept. The
+    tokenizer is only trained to read people, too.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     names = ("flow", "vocoder", "mels-early", "converted", "tokenizer-people")

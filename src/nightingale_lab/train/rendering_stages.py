@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nightingale_lab.train.stages import (
-    TOKENS,
-    batch_options,
-    cudnn_benchmark,
-    print_progress,
-)
+from nightingale_lab.train.stages import TOKENS, batch_options, cudnn_benchmark, print_progress
 
 
 def run_human(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ SPLIT = "split"
 TEACHER = "teacher"
 """This file exists when all files of Kokoro are there: they may arrive after the session has begun."""
 PEOPLE = "people"
-"""This file exists when the recordings of people and the voice encoder's teacher are there."""
+"""This file exists when the recordings of people, their phonemes and the voice encoder's teacher are there."""
 FLOW_OPTIONS = ("--parts", "4", "--peak-lr", "4e-4")
 
 

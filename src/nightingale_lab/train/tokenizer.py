@@ -145,13 +145,14 @@ class TokenizerTraining:
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load(state["ema"])
 
-    @torch.no_grad()
-    def with_average(self) -> SpeechTokenizer:
-        """Return the tokenizer with averaged weights."""
-        copy = SpeechTokenizer(self.net.config).to(self.device)
-        for target, source in zip(copy.parameters(), self.ema.average, strict=True):
-            target.copy_(source)
-        return copy.eval()
+
+@torch.no_grad()
+def averaged(net: SpeechTokenizer, ema: Ema) -> SpeechTokenizer:
+    """Return a copy of the tokenizer with averaged weights."""
+    copy = SpeechTokenizer(net.config).to(ema.average[0].device)
+    for target, source in zip(copy.parameters(), ema.average, strict=True):
+        target.copy_(source)
+    return copy.eval()
 
 
 def train_tokenizer(
@@ -187,7 +188,9 @@ def train_tokenizer(
     def save() -> None:
         done["elapsed_s"] = clock.elapsed_s
         save_state(state_path, {"done": done, **training.state_dict()})
-        save_weights(training.with_average().state_dict(), out / "tokenizer.safetensors", dtype=None)
+        save_weights(
+            averaged(training.net, training.ema).state_dict(), out / "tokenizer.safetensors", dtype=None
+        )
 
     def log_progress() -> None:
         losses = dict(zip(("phone_error", "phone", "mel"), training.losses.tolist(), strict=True))
@@ -196,7 +199,7 @@ def train_tokenizer(
         on_progress(record)
 
     run_steps(step, clock, log=log_progress, save=save, log_every_s=5)
-    return training.with_average()
+    return averaged(training.net, training.ema)
 
 
 def load_tokenizer(path: Path, config: SpeechTokenizerConfig, device: torch.device) -> SpeechTokenizer:

@@ -9,7 +9,8 @@ keep their meaning here, since T3 and the flow were trained on them:
   and only the tokenizer learns, so people's words get the codes that the same words have in the teacher's speech.
 
 The phonemes of people's recordings come from transcripts (`human_texts.py`). Where each of them is spoken is found
-again every `ALIGN_EVERY_STEPS` by the network that is being trained (`forced_alignment.py`).
+again every `ALIGN_EVERY_STEPS` by the network that is being trained (`forced_alignment.py`). The stage keeps no state:
+when it is interrupted, it begins anew.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from nightingale_lab.train.tokenizer import (
     MEL_STD,
     WINDOW_TOKENS,
     AuxiliaryHeads,
+    averaged,
     fsq_straight_through,
     load_tokenizer,
 )
@@ -67,7 +69,6 @@ CODES_WEIGHT: Final = 4.0
 PEOPLE_WEIGHT: Final = 1.0
 CHANGED_SHARE: Final = 0.7
 """Share of the recordings that are changed as rooms, microphones and noise do it."""
-SAMPLE_RATE_HZ: Final = 24_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ class PeopleTokenizerTraining:
 
     def _changed(self, audio: Tensor) -> Tensor:
         changed = torch.rand(len(audio), 1, device=self.device) < CHANGED_SHARE
-        return torch.where(changed, change_recordings(audio, SAMPLE_RATE_HZ), audio)
+        return torch.where(changed, change_recordings(audio, CLOCKS.sample_rate_hz), audio)
 
     def _mel_16k(self, audio: Tensor) -> Tensor:
         return self.net.mel(self.to16k(audio))
@@ -189,14 +190,6 @@ class PeopleTokenizerTraining:
             errors = ((log_probs.argmax(2) != found) & inside).sum(1) / (2 * real)
             wrong += errors[torch.from_numpy(corpus.held_out)[rows].to(self.device)].tolist()
         return {"likely": float(np.mean(likely)), "unseen_phone_error": float(np.mean(wrong or [np.nan]))}
-
-    @torch.no_grad()
-    def with_average(self) -> SpeechTokenizer:
-        """Return the tokenizer with averaged weights."""
-        copy = SpeechTokenizer(self.net.config).to(self.device)
-        for target, source in zip(copy.parameters(), self.ema.average, strict=True):
-            target.copy_(source)
-        return copy.eval()
 
 
 class _Speech:
@@ -269,9 +262,9 @@ def train_tokenizer_on_people(
         on_progress(record)
 
     def save() -> None:
-        save_weights(training.with_average().state_dict(), out / PEOPLE_TOKENIZER, dtype=None)
+        save_weights(averaged(training.net, training.ema).state_dict(), out / PEOPLE_TOKENIZER, dtype=None)
 
     run_steps(step, clock, log=log_progress, save=save, log_every_s=5)
     aligned = training.align()
     log_progress()
-    return training.with_average(), training.humans.phones.cpu().numpy()
+    return averaged(training.net, training.ema), training.humans.phones.cpu().numpy()
