@@ -27,7 +27,12 @@ class BpeEncoder:
     """The byte pair encoding of a tokenizer file."""
 
     def __init__(self, path: Path) -> None:
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        model, normalizer = stored["model"], stored.get("normalizer") or {}
+        steps = normalizer.get("normalizers", [])
+        self._respellings = [
+            (step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"
+        ]
         self._ids: dict[str, int] = model["vocab"]
         merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         self._ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
@@ -41,7 +46,10 @@ class BpeEncoder:
         smaller parts, and a model learns the sounds of letters besides those of whole words.
         """
         ids: list[int] = []
-        for number, part in enumerate(normalize_punctuation(text, ENGLISH).lower().split(" ")):
+        text = normalize_punctuation(text, ENGLISH).lower()
+        for usual, clearer in self._respellings:
+            text = text.replace(usual, clearer)
+        for number, part in enumerate(text.split(" ")):
             if number:
                 ids.append(self._ids["[SPACE]"])
             for word in _WORD.findall(part):

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from nightingale.errors import CheckpointError
+from nightingale.errors import CheckpointError, ConfigError
 from nightingale.models.compact import unpack
 
 GRAPH_WARMUP_CALLS = 3
@@ -313,13 +313,23 @@ class Resumable(Protocol):
 
 
 def resume(training: Resumable, state: Path, start_from: Path | None) -> dict[str, Any]:
-    """Load the state file if there is one, and return its counters; else load weights, packed or not."""
+    """Load the state file if there is one, and return its counters; else load weights, packed or not.
+
+    Raises:
+        ConfigError: there is neither a state nor the file of weights, so that training would start from nothing.
+    """
     if state.exists():
         loaded = load_state(state, training.device)
         training.load_state_dict(loaded)
         counters: dict[str, Any] = loaded["done"]
         return counters
-    if start_from is not None and start_from.exists():
+    if start_from is not None:
+        if not start_from.is_file():
+            raise ConfigError(
+                "the weights to start from are missing",
+                got=str(start_from),
+                allowed="a file of weights, packed or not",
+            )
         training.net.load_state_dict({k: v.float() for k, v in unpack(load_file(start_from)).items()})
         training.ema.reset()
     return {}

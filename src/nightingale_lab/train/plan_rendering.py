@@ -1,4 +1,7 @@
-"""The schedule of a session that trains flow, vocoder, voice encoder and the tokenizer further, on people too."""
+"""The schedule of a session that trains flow, vocoder, voice encoder and the tokenizer further, on people too.
+
+T3 and its draft head are trained beside them if `--stages` names them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
 DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
 VOCODER_OPTIONS = ("--mel-only-share", "0", "--predicted-f0-share", "0", "--lr", "2e-4", "--f0-lr", "2e-4")
 SHARPENING = str(PRESETS["wren"].hift.sharpening)
+FINE_TUNING_OPTIONS = ("--guidance", "0.1", "--peak-lr", "2e-4")
+"""T3 keeps what it has learned from more speech than this session has."""
 NEW_DISCRIMINATORS_OPTIONS = ("--discriminator-share", "0.07", "--sharpening", SHARPENING)
 """For a packed generator: its discriminators are new, and it begins with the sharpening that the engine has so far."""
 
@@ -32,8 +37,8 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
 
     The vocoder begins on the mels of the flow that there is, with new discriminators if there are no earlier ones, and
     goes on with those of the trained flow, or of the whole corpus where the flow is not trained. Without the stage
-    `mels-early` it waits for the trained flow, which then has the GPU to itself. T3 is kept. The
-    tokenizer is only trained to read people, too.
+    `mels-early` it waits for the trained flow, which then has the GPU to itself. The tokenizer is only trained to
+    read people, too. T3 is kept, unless `--stages` has `t3`: then it is fine-tuned on Kokoro's speech.
     """
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     names = ("flow", "vocoder", "mels-early", "converted", "tokenizer-people")
@@ -45,6 +50,7 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     assets = ["--assets", s.assets]
+    common = ["--out", str(s.out), "--device", s.device, *assets]
     human = s.done_marker("human")
     # What is made from people's tokens waits for the tokenizer that reads people.
     people = s.done_marker("tokenizer-people") if reads_people else human
@@ -71,6 +77,28 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
         generator = ["--resume-from", str(folder), *VOCODER_OPTIONS, *new]
         return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
 
+    t3_weights, draft_weights = (
+        Path(s.start_from or ".") / f"{name}.safetensors" for name in ("t3", "draft_head")
+    )
+
+    def t3(left: float) -> list[str]:
+        (plan_s,) = once(s, "t3", [left - s.load_s])
+        times = [*seconds(left), "--plan-s", f"{plan_s:.1f}"]
+        return ["t3", *common, *times, *eager, *FINE_TUNING_OPTIONS, "--start-from", str(t3_weights)]
+
+    def draft(left: float) -> list[str]:
+        return ["draft", *common, *seconds(left), *eager, "--start-from", str(draft_weights)]
+
+    language_model = [
+        Task(
+            name="t3", needs=(s.done_marker("tokens"), t3_weights), ends_s=0.53 * whole, arguments=t3,
+            output=s.out / "t3.safetensors",
+        ),
+        Task(
+            name="draft", needs=(s.done_marker("t3"), draft_weights), ends_s=whole - LAST_S, at_most_s=0.22 * whole,
+            arguments=draft,
+        ),
+    ]  # fmt: skip
     synthesis = ["--out", str(s.corpus), "--device", s.device, *assets]
     synthesis += ["--hours", str(s.hours), *DATA_OPTIONS]
     return [
@@ -118,4 +146,5 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
             needs=(s.done_marker("flow" if flow_is_trained else "tokens"), *((first_mels,) if early else ())),
             arguments=lambda _: ["mels", *corpus, *(["--parts", "2"] if flow_is_trained else earlier_flow)],
         ),
+        *(task for task in language_model if task.name in s.stages),
     ]  # fmt: skip

@@ -54,12 +54,14 @@ CONTINUED_RESULTS = (
 the flow."""
 RENDERING_RESULTS = (
     "out/tokenizer_people.safetensors",
+    "out/t3.safetensors",
+    "out/draft_head.safetensors",
     "out/voice_encoder.safetensors",
     "out/vocoder/vocoder.safetensors",
     "out/flow.refine.safetensors",
     "out/vocoder/discriminators.safetensors",
 )
-"""The files of a session that continues flow, vocoder and voice encoder."""
+"""The files of a session that continues flow, vocoder and voice encoder, and T3 if its stages are named."""
 AS_FLOAT16 = frozenset({"vocoder"})
 SETTINGS, SENT, PID = "settings.json", "sent.json", "supervisor.pid"
 COPY_EVERY_S, POLL_EVERY_S, REPORT_EVERY_S = 60.0, 1.0, 15.0

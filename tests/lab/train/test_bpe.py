@@ -52,6 +52,14 @@ def test_ids_equal_those_of_the_tokenizers_package(text: str, vocabulary: Path, 
     assert BpeEncoder(vocabulary).encode(text) == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
 
 
+def test_words_are_respelled_as_at_inference(vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / ENGLISH_FILE).write_text(with_normalizer(vocabulary))
+    text = "You couldn't, Couldn't you?"
+    ids = BpeEncoder(tmp_path / ENGLISH_FILE).encode(text)
+    assert ids == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
+    assert ids != BpeEncoder(vocabulary).encode(text)
+
+
 def test_bpe_dropout_gives_other_ids_of_the_same_letters(vocabulary: Path) -> None:
     bpe = BpeEncoder(vocabulary)
     names = {number: name for name, number in json.loads(vocabulary.read_text())["model"]["vocab"].items()}

@@ -18,6 +18,7 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale_lab.train import supervisor
+from nightingale_lab.train.__main__ import build_parser
 from nightingale_lab.train.converted import CONVERTED
 from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus
 from nightingale_lab.train.human_clips import write_clips
@@ -148,6 +149,23 @@ def test_what_is_made_from_the_tokens_of_people_waits_for_their_tokenizer(tmp_pa
     assert trained in tasks["converted"].needs
     assert trained in tasks["flow"].needs
     assert settings(tmp_path, **given).done_marker("human") in tasks["tokenizer-people"].needs
+
+
+def test_t3_and_its_draft_head_are_trained_only_if_they_are_named(tmp_path: Path) -> None:
+    for name in ("t3", "draft_head"):
+        save_file({"x": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
+    given = {"start_from": str(tmp_path), "continue_rendering": True}
+    assert not {"t3", "draft"} & {task.name for task in plan(settings(tmp_path, **given))}
+    stages = ["human", "data", "tokens", "flow", "t3", "draft"]
+    made = settings(tmp_path, **given, stages=stages)
+    tasks = {task.name: task for task in plan(made)}
+    assert list(tasks)[-2:] == ["t3", "draft"]
+    assert tasks["t3"].needs == (made.done_marker("tokens"), tmp_path / "t3.safetensors")
+    assert tasks["draft"].needs == (made.done_marker("t3"), tmp_path / "draft_head.safetensors")
+    for name, file in (("t3", "t3"), ("draft", "draft_head")):
+        arguments = tasks[name].arguments(100.0)
+        build_parser().parse_args(arguments)
+        assert arguments[arguments.index("--start-from") + 1] == str(tmp_path / f"{file}.safetensors")
 
 
 def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:

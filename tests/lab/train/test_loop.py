@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nightingale.errors import CheckpointError
+from nightingale.errors import CheckpointError, ConfigError
 from nightingale_lab.train.loop import (
     Ema,
     Every,
@@ -21,6 +22,7 @@ from nightingale_lab.train.loop import (
     load_state,
     progress_line,
     read_log,
+    resume,
     save_state,
 )
 
@@ -140,6 +142,12 @@ def test_a_truncated_state_is_refused_clearly(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckpointError, match=r"state\.pt"):
         load_state(path, torch.device("cpu"))
+
+
+def test_weights_to_start_from_that_are_missing_are_refused(tmp_path: Path) -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="missing"):
+        resume(nothing, tmp_path / "t3.state.pt", tmp_path / "t3.safetensors")
 
 
 def test_the_log_is_appended_and_never_invalid_json(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nightingale_lab.train.teachers.articulation import clear_boundaries
 from nightingale_lab.train.teachers.intonation import Contours, apply_contours, duration_factors, has_edits
 from nightingale_lab.train.teachers.kokoro_parts import (
     STYLE_DIM,
@@ -273,7 +274,7 @@ class Kokoro(nn.Module):
         encoded = self.predictor.encode(encoded, manner, lengths_cpu)
         text = self.text_encoder(ids, mask, lengths_cpu)
 
-        durations = self.predictor.durations(encoded, lengths_cpu, speed) * mask
+        durations = clear_boundaries(ids, self.predictor.durations(encoded, lengths_cpu, speed)) * mask
         edited = has_edits(contours)
         if edited:
             durations = (durations * duration_factors(ids, contours)).round().long()
