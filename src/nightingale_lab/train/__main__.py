@@ -143,6 +143,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     t3.set_defaults(run=stages.run_t3)
 
+    boundaries = commands.add_parser(
+        "boundaries",
+        parents=[with_assets],
+        help="on a CPU: teach the T3 of a packed wren clear word boundaries",
+    )
+    boundaries.add_argument("--out", type=Path, required=True, help="folder of t3.safetensors")
+    boundaries.add_argument(
+        "--hibari", type=Path, required=True, help="folder of the unpacked wheel hibari-tts"
+    )
+    boundaries.add_argument("--model", type=Path, help="folder of the wren; default: the one in the package")
+    boundaries.add_argument("--speak-s", type=float, default=420.0, help="seconds in which hibari speaks")
+    boundaries.add_argument("--budget-s", type=float, required=True, help="seconds of training")
+    boundaries.add_argument("--peak-lr", type=float, default=2e-4)
+    boundaries.add_argument("--processes", type=int, default=2, help="in which hibari speaks")
+    boundaries.add_argument("--seed", type=int, default=0)
+    boundaries.set_defaults(run=stages.run_boundaries)
+
     own = commands.add_parser(
         "self-generate",
         aliases=["own-speech"],

@@ -104,6 +104,37 @@ def run_single_speaker(args: argparse.Namespace) -> None:
     )
 
 
+def run_boundaries(args: argparse.Namespace) -> None:
+    import json
+    from importlib.resources import files
+
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.models.checkpoint import read_tensors
+    from nightingale.models.compact import unpack
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.boundaries import BoundaryTraining, speak_in_processes, train_boundaries
+
+    model = args.model or Path(str(files("nightingale.wren")))
+    voices = json.loads((model / "card.json").read_text(encoding="utf-8"))["voices"]
+    speakers = [read_tensors(model / "voices" / f"{voice}.safetensors")["speaker"] for voice in voices]
+    utterances = speak_in_processes(
+        Assets(args.assets),
+        args.hibari,
+        model,
+        processes=args.processes,
+        budget_s=args.speak_s,
+        seed=args.seed,
+    )
+    print_progress({"utterances": len(utterances), "with_boundary": sum(u.edited.any() for u in utterances)})
+    training = BoundaryTraining(
+        unpack(read_tensors(model / "t3.safetensors")), PRESETS["wren"].t3, utterances, torch.stack(speakers),
+        peak_lr=args.peak_lr, seed=args.seed,
+    )  # fmt: skip
+    train_boundaries(training, args.out, budget_s=args.budget_s, on_progress=print_progress)
+
+
 def run_tokenizer(args: argparse.Namespace) -> None:
     import torch
 
