@@ -82,14 +82,14 @@ class EditableTeacher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Utterance:
+class SpokenLine:
     """One spoken sentence."""
 
     text: Sequence[int]
     """Text ids, without start and stop."""
     tokens: NDArray[np.int16]
     edited: NDArray[np.bool_]
-    """Which tokens belong to a boundary with other durations than the teacher's own."""
+    """Marks the tokens of boundaries whose durations are not those that the teacher predicts."""
 
 
 def choose_lines(
@@ -107,7 +107,7 @@ def choose_lines(
 
 def speak_in_processes(
     assets: Assets, hibari: Path, model: Path, *, processes: int, budget_s: float, seed: int = 0
-) -> list[Utterance]:
+) -> list[SpokenLine]:
     """Let hibari speak the lines of the assets for so many seconds in every process, on one core each."""
     bpe, lines = BpeEncoder(model / "tokenizer.json"), assets.lines
     chosen = choose_lines(lines.texts, lines.american, seed=seed)[
@@ -124,7 +124,7 @@ def speak_in_processes(
 
 def _speak_share(
     share: tuple[list[tuple[list[int], list[int]]], Path, Path, float, int],
-) -> list[Utterance]:
+) -> list[SpokenLine]:
     sentences, hibari, weights, budget_s, seed = share
     torch.set_num_threads(1)
     net = SpeechTokenizer(PRESETS["wren"].speech_tokenizer).eval()
@@ -141,7 +141,7 @@ def speak_sentences(
     *,
     budget_s: float,
     seed: int = 0,
-) -> Iterator[Utterance]:
+) -> Iterator[SpokenLine]:
     """Yield the sentences, each given by its text ids and its phonemes with their pads, until time is up."""
     to16k, rng, started_s = To16k(), np.random.default_rng(seed), time.monotonic()
     clear = plain = 0
@@ -165,7 +165,7 @@ def speak_sentences(
             edited[max(0, first - TOKENS_BEFORE) : last + TOKENS_AFTER + 1] = True
         if MARK_PHONEMES["?"] in phonemes:
             edited[-FINAL_TOKENS:] = False
-        yield Utterance(text=text, tokens=tokens, edited=edited)
+        yield SpokenLine(text=text, tokens=tokens, edited=edited)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class BoundaryTraining:
         self,
         weights: dict[str, Tensor],
         config: T3Config,
-        utterances: Sequence[Utterance],
+        utterances: Sequence[SpokenLine],
         speakers: Tensor,
         *,
         peak_lr: float,
@@ -232,7 +232,7 @@ class BoundaryTraining:
         self.ema.update()
         self.steps += 1
 
-    def batch(self, rows: Sequence[Utterance], voices: NDArray[np.int64]) -> Batch:
+    def batch(self, rows: Sequence[SpokenLine], voices: NDArray[np.int64]) -> Batch:
         framed = [self.config.frame_text(list(row.text)) for row in rows]
         shape = (len(rows), max(len(t) + len(row.tokens) + 2 for t, row in zip(framed, rows, strict=True)))
         ids = np.zeros(shape, np.int64)

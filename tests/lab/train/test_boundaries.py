@@ -18,7 +18,7 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokeni
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.train.boundaries import (
     BoundaryTraining,
-    Utterance,
+    SpokenLine,
     choose_lines,
     speak_sentences,
     train_boundaries,
@@ -51,7 +51,7 @@ class Noise:
         return torch.randn(int(durations.sum()) * TICK_SAMPLES, generator=generator) * 0.1
 
 
-def spoken(teacher: Noise, sentences: Sequence[tuple[int, ...]]) -> list[Utterance]:
+def spoken(teacher: Noise, sentences: Sequence[tuple[int, ...]]) -> list[SpokenLine]:
     torch.manual_seed(0)
     net = SpeechTokenizer(TINY.speech_tokenizer).eval()
     return list(speak_sentences(teacher, net, [([5], ids) for ids in sentences], budget_s=60))
@@ -88,18 +88,18 @@ def test_every_third_line_has_a_final_d_before_a_stop_and_every_third_one_is_ano
     assert {texts[i] for i in lines[2::3]} == {"I saw it.", "A b."}
 
 
-def training(utterances: Sequence[Utterance]) -> BoundaryTraining:
+def training(utterances: Sequence[SpokenLine]) -> BoundaryTraining:
     torch.manual_seed(1)
     weights = {name: value.clone() for name, value in T3(TINY.t3).state_dict().items()}
     return BoundaryTraining(weights, TINY.t3, utterances, torch.randn(3, 256), peak_lr=3e-3)
 
 
-def utterances(count: int) -> list[Utterance]:
+def utterances(count: int) -> list[SpokenLine]:
     edited = np.zeros(20, np.bool_)
     edited[5:9] = True
     tokens = np.random.default_rng(0).integers(6561, size=20).astype(np.int16)
     none = np.zeros(20, np.bool_)
-    return [Utterance(text=[5, 6], tokens=tokens, edited=edited if i % 3 else none) for i in range(count)]
+    return [SpokenLine(text=[5, 6], tokens=tokens, edited=edited if i % 3 else none) for i in range(count)]
 
 
 def test_boundaries_are_learned_and_the_rest_is_kept(tmp_path: Path) -> None:
