@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightingale.backends.torch.devices import use_threads
 from nightingale.clocks import CLOCKS
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
@@ -52,7 +53,7 @@ from nightingale_lab.train.prepare import MARK_PHONEMES
 from nightingale_lab.train.resample import To16k
 from nightingale_lab.train.single_speaker import tokenize_utterance
 from nightingale_lab.train.synthesize import SPEEDS, trim
-from nightingale_lab.train.t3 import FINAL_TOKENS
+from nightingale_lab.train.t3 import FINAL_TOKENS, embed_rows
 from nightingale_lab.train.teachers.articulation import clear_boundaries
 from nightingale_lab.train.teachers.hibari_durations import TICK_SAMPLES, EditableHibari
 
@@ -68,7 +69,7 @@ TOKENS_BEFORE, TOKENS_AFTER = 2, 2
 MAX_IDS = 300
 HELD_OUT = 150
 PLAIN_SHARE = 0.5
-"""Utterances without an edited boundary, as a share of those with one."""
+"""Lines without an edited boundary, as a share of those with one."""
 
 
 class EditableTeacher(Protocol):
@@ -119,14 +120,14 @@ def speak_in_processes(
         for i in range(processes)
     ]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return [utterance for found in pool.map(_speak_share, shares) for utterance in found]
+        return [line for found in pool.map(_speak_share, shares) for line in found]
 
 
 def _speak_share(
     share: tuple[list[tuple[list[int], list[int]]], Path, Path, float, int],
 ) -> list[SpokenLine]:
     sentences, hibari, weights, budget_s, seed = share
-    torch.set_num_threads(1)
+    use_threads(1)
     net = SpeechTokenizer(PRESETS["wren"].speech_tokenizer).eval()
     stored, prefix = unpack(read_tensors(weights)), "tokenizer."
     net.load_state_dict({k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)})
@@ -182,13 +183,13 @@ class Batch:
 
 
 class BoundaryTraining:
-    """The network, the one that it starts from, and the utterances."""
+    """The network, the one that it starts from, and the lines."""
 
     def __init__(
         self,
         weights: dict[str, Tensor],
         config: T3Config,
-        utterances: Sequence[SpokenLine],
+        lines: Sequence[SpokenLine],
         speakers: Tensor,
         *,
         peak_lr: float,
@@ -200,7 +201,7 @@ class BoundaryTraining:
         for net in (self.net, self.before):
             net.load_state_dict(weights)
         self.before.requires_grad_(False)
-        short = [u for u in utterances if len(u.text) + len(u.tokens) < MAX_IDS]
+        short = [u for u in lines if len(u.text) + len(u.tokens) < MAX_IDS]
         held_out = min(HELD_OUT, len(short) // 5)
         self.held_out, rest = short[:held_out], short[held_out:]
         self.clear = [u for u in rest if u.edited.any()]
@@ -208,7 +209,7 @@ class BoundaryTraining:
         if not self.clear or not self.held_out:
             raise ConfigError(
                 "there is too little speech with word boundaries to train on",
-                got=f"{len(self.clear)} utterances with one, {len(self.held_out)} held out",
+                got=f"{len(self.clear)} lines with one, {len(self.held_out)} held out",
                 allowed="at least one of both; thousands are needed in practice",
                 fix="Let hibari speak longer: --speak-s.",
             )
@@ -268,16 +269,13 @@ class BoundaryTraining:
         return crossed, kept
 
     def logits(self, net: T3, ids: Tensor, batch: Batch) -> Tensor:
-        """Return logits, (rows, length, vocab); input i predicts id i, since the speaker comes first."""
-        text = net.text_emb(torch.where(batch.is_text, ids, 0))
-        speech = net.speech_emb(torch.where(batch.is_text, 0, ids))
-        x = torch.where(batch.is_text[..., None], text, speech)
-        x = torch.cat([net.cond_enc.spkr_enc(batch.speakers)[:, None], x[:, :-1]], dim=1)
+        """Return logits, (rows, length, vocab)."""
+        x = embed_rows(net, batch.is_text, ids, batch.speakers)
         return net(x, [NoKVCache() for _ in range(self.config.backbone.layers)])
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Return both losses of the averaged weights on held-out utterances in hibari's voice."""
+        """Return both losses of the averaged weights on held-out lines in hibari's voice."""
         found = []
         with self.ema.swapped_in():
             for first in range(0, len(self.held_out), 30):

@@ -23,7 +23,7 @@ from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
 from nightingale_lab.no_kv_cache import NoKVCache
-from nightingale_lab.train.t3 import T3Recipe, T3Training, train_t3
+from nightingale_lab.train.t3 import T3Recipe, T3Training, embed_rows, train_t3
 from nightingale_lab.train.t3_rows import Bucket
 from nightingale_lab.train.token_bank import TokenBank
 
@@ -59,7 +59,7 @@ class DraftHeadTraining(T3Training):
         depth = len(DEPTH_WEIGHTS)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
             caches = [NoKVCache()] * self.target.config.backbone.layers
-            parts = self.target.hidden_states(self.embed(self.target, *inputs), caches)
+            parts = self.target.hidden_states(embed_rows(self.target, *inputs), caches)
             states = parts[0].float()
             tokens = self.target.speech_emb(torch.where(inputs[0], 0, inputs[1]))
         # Choose positions at random among those with a speech token that is followed by another.

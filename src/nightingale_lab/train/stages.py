@@ -119,7 +119,7 @@ def run_boundaries(args: argparse.Namespace) -> None:
     model = args.model or Path(str(files("nightingale.wren")))
     voices = json.loads((model / "card.json").read_text(encoding="utf-8"))["voices"]
     speakers = [read_tensors(model / "voices" / f"{voice}.safetensors")["speaker"] for voice in voices]
-    utterances = speak_in_processes(
+    spoken = speak_in_processes(
         Assets(args.assets),
         args.hibari,
         model,
@@ -127,9 +127,9 @@ def run_boundaries(args: argparse.Namespace) -> None:
         budget_s=args.speak_s,
         seed=args.seed,
     )
-    print_progress({"utterances": len(utterances), "with_boundary": sum(u.edited.any() for u in utterances)})
+    print_progress({"lines": len(spoken), "with_boundary": sum(line.edited.any() for line in spoken)})
     training = BoundaryTraining(
-        unpack(read_tensors(model / "t3.safetensors")), PRESETS["wren"].t3, utterances, torch.stack(speakers),
+        unpack(read_tensors(model / "t3.safetensors")), PRESETS["wren"].t3, spoken, torch.stack(speakers),
         peak_lr=args.peak_lr, seed=args.seed,
     )  # fmt: skip
     train_boundaries(training, args.out, budget_s=args.budget_s, on_progress=print_progress)

@@ -204,13 +204,6 @@ class T3Training:
         counts = (place > text_count[:, None]) & (place < count[:, None])
         return (place < text_count[:, None], torch.where(corrupted, random, ids), speaker), counts
 
-    def embed(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
-        """Return input embeddings (rows, time, width); input i predicts id i, since the speaker comes first."""
-        text = net.text_emb(torch.where(is_text, ids, 0))
-        speech = net.speech_emb(torch.where(is_text, 0, ids))
-        x = torch.where(is_text[..., None], text, speech)
-        return torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
-
     def logits(
         self,
         net: T3,
@@ -223,7 +216,7 @@ class T3Training:
         """Return logits, (rows, time, vocab). guides: the attention of guided layers."""
         caches = [(guides or {}).get(layer, NoKVCache()) for layer in range(net.config.backbone.layers)]
         with torch.autocast(self.device.type, torch.bfloat16):
-            return net(self.embed(net, is_text, ids, speaker), caches)
+            return net(embed_rows(net, is_text, ids, speaker), caches)
 
     def token_loss(
         self,
@@ -286,6 +279,14 @@ class T3Training:
 
     def _validation_rows(self) -> int:
         return sum(len(bucket.ids) for bucket in self.validation.values())
+
+
+def embed_rows(net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
+    """Return input embeddings (rows, time, width); input i predicts id i, since the speaker comes first."""
+    text = net.text_emb(torch.where(is_text, ids, 0))
+    speech = net.speech_emb(torch.where(is_text, 0, ids))
+    x = torch.where(is_text[..., None], text, speech)
+    return torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
 
 
 def _rows(bucket: Bucket, size: int) -> int:

@@ -1,19 +1,15 @@
-"""hibari's graph with an input of durations. Needs the package onnx, which only this stage needs."""
+"""hibari's graph with an input of durations."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
+import onnxruntime
+from onnx import TensorProto, helper
 
 from nightingale_lab.train.teachers.hibari_durations import GIVEN, PREDICTED, with_given_durations
 
-onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
-
 
 def test_durations_that_are_given_replace_the_predicted_ones() -> None:
-    from onnx import TensorProto, helper
-
     nodes = [
         helper.make_node("Add", ["x", "one"], ["rounded"], name="/Round"),
         helper.make_node("Clip", ["rounded", "one"], ["clipped"], name="/Clip"),

@@ -26,18 +26,29 @@ from torch import Tensor
 from nightingale.errors import ModelMissing
 
 
+def find_package(folder: Path) -> Path:
+    """Make the unpacked wheel in the folder importable, and return its model.
+
+    Raises:
+        ModelMissing: the folder has no such wheel.
+    """
+    model = folder / "hibari" / "assets" / "hibari.onnx"
+    if not model.is_file():
+        raise ModelMissing(
+            "hibari is not there",
+            got=str(folder),
+            allowed="a folder with hibari/assets/hibari.onnx",
+            fix="Unpack the wheel hibari-tts 0.2.1 into it.",
+        )
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return model
+
+
 class HibariTeacher:
     def __init__(self, folder: Path, *, threads: int = 1, british: bool = False) -> None:
         """`british` changes the pronunciation (`phonemes`), not the voice."""
-        if not (folder / "hibari" / "assets" / "hibari.onnx").is_file():
-            raise ModelMissing(
-                "hibari is not there",
-                got=str(folder),
-                allowed="a folder with hibari/assets/hibari.onnx",
-                fix="Unpack the wheel hibari-tts 0.2.1 into it.",
-            )
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        find_package(folder)
         from hibari.g2p import G2P
         from hibari.tts import Hibari
 

@@ -6,7 +6,6 @@ hibari predicts the duration of each phoneme in ticks of 25 ms, as Kokoro does, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from nightingale_lab.train.teachers.hibari import find_package
 
 TICK_SAMPLES = 600
 """25 ms at 24 kHz."""
@@ -30,11 +31,10 @@ class EditableHibari:
         import onnx
         import onnxruntime
 
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        model = find_package(folder)
         from hibari import dsp
 
-        graph = with_given_durations(onnx.load(str(folder / "hibari" / "assets" / "hibari.onnx")))
+        graph = with_given_durations(onnx.load(str(model)))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3

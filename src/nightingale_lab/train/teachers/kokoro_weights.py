@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from nightingale.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import onnx  # type: ignore[import-not-found, unused-ignore]
+    import onnx
 
 _HIDDEN = 256  # of every LSTM, per direction
 _IOFC_TO_IFGO = (0, 2, 3, 1)  # ONNX orders the gates input-output-forget-cell, torch input-forget-cell-output
