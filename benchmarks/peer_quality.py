@@ -1,8 +1,8 @@
 """Judge wren and other small engines on the same sentences: word error rate and DNSMOS.
 
     make judges
-    python benchmarks/peer_quality.py                  # wren, hibari, Kokoro and espeak-ng; 50 of the 200 sentences
-    python benchmarks/peer_quality.py --every 1        # all 200 of them
+    python benchmarks/peer_quality.py                  # wren and all peers, 200 sentences
+    python benchmarks/peer_quality.py --every 10 --engine kokoro
 
 Each engine speaks with its default voice. The sentences, recognizers and rules are those of
 `python -m nightingale_lab.bench.wren`. Times are not measured, so the machine may be busy.
@@ -24,31 +24,32 @@ from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
 from nightingale_lab.bench.peers.peer_list import ALL, PEERS
-from nightingale_lab.bench.quality import Clip, ask_with, measure
+from nightingale_lab.bench.quality import Ask, Clip, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
 
 JUDGES = ("tiny", "base", "dnsmos")
 Speak = Callable[[str, int, Path], object]
 
 
-def judged(speak: Speak, lines: Sequence[str], folder: Path, judges: Sequence[str]) -> dict[str, Any]:
+def judged(speak: Speak, lines: Sequence[str], folder: Path, ask: Ask | None) -> dict[str, Any]:
     """Speak the lines into a folder and judge them."""
     folder.mkdir()
     clips = [Clip(wav=folder / f"{number:03d}.wav", text=line) for number, line in enumerate(lines)]
     for seed, clip in enumerate(clips):
         speak(clip.text, seed, clip.wav)
-    ask = ask_with(judges_python(), 1) if judges else None
+    judges = JUDGES if ask else ()
     found = measure(clips, ask, judges, lambda done, of: sys.stderr.write(f"\r{folder.name} {done}/{of} "))
     return {key: found.summary()[key] for key in ("clips", "audio_seconds", "wer", "dnsmos", "errors")}
 
 
 def main() -> None:
     parser = script.parser(__doc__)
-    parser.add_argument("--every", type=int, default=4, help="only every so many sentences")
+    parser.add_argument("--every", type=int, default=1, help="only every so many sentences")
+    parser.add_argument("--workers", type=int, default=1, help="processes of judges")
     parser.add_argument("--engine", default=",".join(("wren", *ALL)), help="which engines")
     options = parser.parse_args()
     names = ["wren"] if options.tiny else options.engine.split(",")
-    judges = () if options.tiny else JUDGES
+    ask = None if options.tiny else ask_with(judges_python(), options.workers)
     lines = sentences("wren_200")[:: options.every][: 1 if options.tiny else None]
     engines: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,13 +61,13 @@ def main() -> None:
                         lambda text, seed, wav, tts=tts: tts.say(text, seed=seed).save(wav),
                         lines,
                         folder,
-                        judges,
+                        ask,
                     )
             else:
                 home = homes() / name
                 python = install(PEERS[name], home, lambda line: sys.stderr.write(f"{line}\n"))
                 with PeerProcess(PEERS[name], home, python, threads=2) as process:
-                    engines[name] = judged(process.save, lines, folder, judges)
+                    engines[name] = judged(process.save, lines, folder, ask)
     head = ("engine", "clips", "WER, tiny.en", "WER, base", "DNSMOS")
     rows = [
         (name, row["clips"], row["wer"].get("tiny"), row["wer"].get("base"), row["dnsmos"].get("ovrl"))
