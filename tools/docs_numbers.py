@@ -202,7 +202,8 @@ NUMBERS: dict[str, Callable[[], Number]] = {
         f"{who}.{name}": _judged(who, path, form, scale)
         for who in ("hibari", "kokoro", "piper")
         for name, path, form, scale in (
-            ("wer-base", "wer>base", "{:.1f}", 100),
+            ("wer-tiny", "wer>tiny", "{:.2f}", 100),
+            ("wer-base", "wer>base", "{:.2f}", 100),
             ("dnsmos", "dnsmos>ovrl", "{:.2f}", 1.0),
         )
     },
