@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokeni
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.checkpoint import read_tensors
+from nightingale.models.checkpoint import part, read_tensors
 from nightingale.models.compact import unpack
 from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.asset_files import Assets
@@ -96,14 +97,18 @@ class SpokenLine:
 def choose_lines(
     texts: Sequence[str], phonemes: Sequence[NDArray[np.uint8]], *, seed: int
 ) -> NDArray[np.int64]:
-    """Return line numbers in random order: in turn one with a final d before a stop, a question, and a statement."""
+    """Return line numbers in random order: in turn one with a final d before a stop, a question, and a statement.
+
+    Where one of these has no more lines, the others go on.
+    """
     rng = np.random.default_rng(seed)
     groups: tuple[list[int], list[int], list[int]] = ([], [], [])
     for i in rng.permutation(len(texts)).tolist():
         if len(phonemes[i]) and texts[i].endswith((".", "?")):
             kind = 0 if FINAL_D_BEFORE_STOP.search(texts[i]) else 1 if texts[i].endswith("?") else 2
             groups[kind].append(i)
-    return np.array([i for three in zip(*groups, strict=False) for i in three], dtype=np.int64)
+    turns = zip_longest(*groups)
+    return np.array([i for turn in turns for i in turn if i is not None], dtype=np.int64)
 
 
 def speak_in_processes(
@@ -129,8 +134,7 @@ def _speak_share(
     sentences, hibari, weights, budget_s, seed = share
     use_threads(1)
     net = SpeechTokenizer(PRESETS["wren"].speech_tokenizer).eval()
-    stored, prefix = unpack(read_tensors(weights)), "tokenizer."
-    net.load_state_dict({k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)})
+    net.load_state_dict(part(unpack(read_tensors(weights)), "tokenizer."))
     return list(speak_sentences(EditableHibari(hibari), net, sentences, budget_s=budget_s, seed=seed))
 
 
@@ -201,11 +205,11 @@ class BoundaryTraining:
         for net in (self.net, self.before):
             net.load_state_dict(weights)
         self.before.requires_grad_(False)
-        short = [u for u in lines if len(u.text) + len(u.tokens) < MAX_IDS]
+        short = [line for line in lines if len(line.text) + len(line.tokens) < MAX_IDS]
         held_out = min(HELD_OUT, len(short) // 5)
         self.held_out, rest = short[:held_out], short[held_out:]
-        self.clear = [u for u in rest if u.edited.any()]
-        self.plain = [u for u in rest if not u.edited.any()]
+        self.clear = [line for line in rest if line.edited.any()]
+        self.plain = [line for line in rest if not line.edited.any()]
         if not self.clear or not self.held_out:
             raise ConfigError(
                 "there is too little speech with word boundaries to train on",
@@ -284,9 +288,6 @@ class BoundaryTraining:
         crossed, kept = torch.stack(found).mean(0).tolist()
         return {"validation_boundaries": crossed, "validation_divergence": kept}
 
-    def averaged(self) -> dict[str, Tensor]:
-        return dict(zip((name for name, _ in self.net.named_parameters()), self.ema.average, strict=True))
-
 
 def train_boundaries(
     training: BoundaryTraining,
@@ -307,6 +308,6 @@ def train_boundaries(
         lambda: training.step(clock.progress),
         clock,
         log=log_progress,
-        save=lambda: save_weights(training.averaged(), out / "t3.safetensors"),
+        save=lambda: save_weights(training.ema.named(training.net), out / "t3.safetensors"),
         log_every_s=60.0,
     )

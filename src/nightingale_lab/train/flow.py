@@ -119,7 +119,7 @@ def train_flow(
 
         def save() -> None:
             done[phase] = clock.elapsed_s
-            save_weights(training.averaged(), out / f"flow.{phase}.safetensors")
+            save_weights(training.ema.named(training.net), out / f"flow.{phase}.safetensors")
             save_state(state_path, {"done": done, **training.state_dict()})
 
         def step() -> None:

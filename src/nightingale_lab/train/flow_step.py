@@ -391,8 +391,3 @@ class FlowTraining:
         for name, part in self._stateful.items():
             part.load_state_dict(state[name])
         self.ema.load(state["ema"])
-
-    @torch.no_grad()
-    def averaged(self) -> dict[str, Tensor]:
-        names = [name for name, _ in self.net.named_parameters()]
-        return dict(zip(names, self.ema.average, strict=True))

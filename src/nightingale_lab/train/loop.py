@@ -90,6 +90,10 @@ class Ema:
     def load(self, average: Sequence[Tensor]) -> None:
         torch._foreach_copy_(self.average, list(average))
 
+    def named(self, net: nn.Module) -> dict[str, Tensor]:
+        """Return the averages by the names that the network has for its parameters."""
+        return dict(zip((name for name, _ in net.named_parameters()), self.average, strict=True))
+
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Within the context, the network computes with the averaged weights."""

@@ -175,14 +175,14 @@ def _record(
 def averaged_network(stage: VocoderStage) -> Hift:
     """Return a network with the averaged weights, on the CPU."""
     net = Hift(stage.plan.network)
-    net.load_state_dict({name: tensor.cpu() for name, tensor in stage.averaged().items()})
+    net.load_state_dict({name: tensor.cpu() for name, tensor in stage.ema.named(stage.net).items()})
     return net.eval()
 
 
 def export(stage: VocoderStage, out_dir: Path, done: dict[str, Any]) -> None:
     """Write the two small files from which training can continue on another machine."""
     counts = {name: str(value) for name, value in done.items()}
-    averaged = {name: t.float().cpu().contiguous() for name, t in stage.averaged().items()}
+    averaged = {name: t.float().cpu().contiguous() for name, t in stage.ema.named(stage.net).items()}
     discriminators = {
         name: t.to("cpu", torch.bfloat16).contiguous()
         for name, t in stage.discriminators.state_dict().items()

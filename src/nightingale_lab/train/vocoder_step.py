@@ -268,15 +268,10 @@ class VocoderStage:
     def _note(self, *values: Tensor) -> None:
         self.stats.add_(torch.stack([v.detach() for v in values]))
 
-    def averaged(self) -> dict[str, Tensor]:
-        """Return the averaged weights, by Hift's names."""
-        names = [name for name, _ in self.net.named_parameters()]
-        return dict(zip(names, self.ema.average, strict=True))
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "net": self.net.state_dict(),
-            "ema": self.averaged(),
+            "ema": self.ema.named(self.net),
             "discriminators": self.discriminators.state_dict(),
             "opt_f0": self.opt_f0.state_dict(),
             "opt_g": self.opt_g.state_dict(),
@@ -286,7 +281,7 @@ class VocoderStage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        for name, average in self.averaged().items():
+        for name, average in self.ema.named(self.net).items():
             average.copy_(state["ema"][name])
         self.discriminators.load_state_dict(state["discriminators"])
         for name in ("opt_f0", "opt_g", "opt_d"):

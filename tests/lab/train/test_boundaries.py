@@ -66,7 +66,7 @@ def test_the_tokens_around_a_longer_phoneme_are_marked() -> None:
     assert len(line.tokens) == len(line.edited) > 9
 
 
-def test_most_utterances_have_a_boundary() -> None:
+def test_most_lines_have_a_boundary() -> None:
     teacher = Noise()
     found = spoken(teacher, [WITHOUT_BOUNDARY] * 9 + [WITH_BOUNDARY] * 4 + [WITHOUT_BOUNDARY] * 9)
     assert [bool(line.edited.any()) for line in found] == [False] + [True] * 4 + [False] * 2
@@ -88,13 +88,18 @@ def test_every_third_line_has_a_final_d_before_a_stop_and_every_third_one_is_ano
     assert {texts[i] for i in lines[2::3]} == {"I saw it.", "A b."}
 
 
-def training(utterances: Sequence[SpokenLine]) -> BoundaryTraining:
+def test_statements_go_on_when_there_are_no_other_lines() -> None:
+    texts = ["They'd tried.", "I saw it.", "A b.", "Oh."]
+    assert len(choose_lines(texts, [np.full(3, 9, np.uint8)] * 4, seed=0)) == 4
+
+
+def training(lines: Sequence[SpokenLine]) -> BoundaryTraining:
     torch.manual_seed(1)
     weights = {name: value.clone() for name, value in T3(TINY.t3).state_dict().items()}
-    return BoundaryTraining(weights, TINY.t3, utterances, torch.randn(3, 256), peak_lr=3e-3)
+    return BoundaryTraining(weights, TINY.t3, lines, torch.randn(3, 256), peak_lr=3e-3)
 
 
-def utterances(count: int) -> list[SpokenLine]:
+def made_lines(count: int) -> list[SpokenLine]:
     edited = np.zeros(20, np.bool_)
     edited[5:9] = True
     tokens = np.random.default_rng(0).integers(6561, size=20).astype(np.int16)
@@ -103,7 +108,7 @@ def utterances(count: int) -> list[SpokenLine]:
 
 
 def test_boundaries_are_learned_and_the_rest_is_kept(tmp_path: Path) -> None:
-    made = training(utterances(30))
+    made = training(made_lines(30))
     before = made.validate()
     assert before["validation_divergence"] == pytest.approx(0, abs=1e-5)
     for _ in range(60):
@@ -119,12 +124,12 @@ def test_boundaries_are_learned_and_the_rest_is_kept(tmp_path: Path) -> None:
 
 def test_too_little_speech_is_refused() -> None:
     with pytest.raises(ConfigError, match="too little"):
-        training(utterances(4))
+        training(made_lines(4))
 
 
 def test_a_row_has_its_loss_at_speech_only() -> None:
-    made = training(utterances(10))
-    batch = made.batch(utterances(3)[:2], np.array([0, 2]))
+    made = training(made_lines(10))
+    batch = made.batch(made_lines(3)[:2], np.array([0, 2]))
     framed = len(TINY.t3.frame_text([5, 6]))
     speech = batch.at_boundary | batch.elsewhere
     assert not (batch.at_boundary & batch.elsewhere).any()
