@@ -78,7 +78,7 @@ upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages fo
 	@test -n "$(DIR)" || { echo "Name a folder: make upstream-env DIR=upstream" >&2; exit 1; }
 	$(BIN)/python benchmarks/upstream_env.py "$(DIR)"
 
-judges: $(VENV_PYTHON) ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
+judges: $(VENV_PYTHON) ## get the recognizers and quality models that score speech (.venv-judges, 1.8 GB)
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium and npm)

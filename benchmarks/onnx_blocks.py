@@ -29,7 +29,8 @@ from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.backends.torch.sample_stream import SampleStream
-from nightingale.backends.torch.weights import rendering_weights, torch_t3
+from nightingale.backends.torch.weights import rendering_weights
+from nightingale.backends.torch.weights import t3_weights as torch_t3_weights
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.presets import PRESETS
@@ -131,7 +132,7 @@ def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:
         f"onnx {name}": clock(times, f"load, T3, {name}", load_t3, config, weights, int8=int8)
         for name, int8 in (("float32", False), ("int8", True))
     }
-    runners["torch"] = TorchRunner(torch_t3(source, "cpu", "float32"), **POOL, max_new_tokens=150)
+    runners["torch"] = TorchRunner(torch_t3_weights(source, "cpu", "float32"), **POOL, max_new_tokens=150)
     prompt = Prompt(text="", text_ids=list(range(1, 41)), voice=voice, exaggeration=0.5, guided=False)
     for _ in range(rounds):
         for name, runner in runners.items():

@@ -1,4 +1,4 @@
-"""Judge wren and other small engines on the same sentences: word error rate and DNSMOS.
+"""Judge wren and other small engines on the same sentences: words, Distill-MOS and DNSMOS.
 
     make judges
     python benchmarks/peer_quality.py                  # wren and all peers, 200 sentences
@@ -27,7 +27,7 @@ from nightingale_lab.bench.peers.peer_list import ALL, PEERS
 from nightingale_lab.bench.quality import Ask, Clip, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
 
-JUDGES = ("tiny", "base", "dnsmos")
+JUDGES = ("tiny", "base", "distillmos", "dnsmos")
 Speak = Callable[[str, int, Path], object]
 
 
@@ -39,7 +39,8 @@ def judged(speak: Speak, lines: Sequence[str], folder: Path, ask: Ask | None) ->
         speak(clip.text, seed, clip.wav)
     judges = JUDGES if ask else ()
     found = measure(clips, ask, judges, lambda done, of: sys.stderr.write(f"\r{folder.name} {done}/{of} "))
-    return {key: found.summary()[key] for key in ("clips", "audio_seconds", "wer", "dnsmos", "errors")}
+    kept = ("clips", "audio_seconds", "wer", "distill_mos", "dnsmos", "errors")
+    return {key: found.summary()[key] for key in kept}
 
 
 def main() -> None:
@@ -68,9 +69,15 @@ def main() -> None:
                 python = install(PEERS[name], home, lambda line: sys.stderr.write(f"{line}\n"))
                 with PeerProcess(PEERS[name], home, python, threads=2) as process:
                     engines[name] = judged(process.save, lines, folder, ask)
-    head = ("engine", "clips", "WER, tiny.en", "WER, base", "DNSMOS")
+    head = ("engine", "clips", "WER, tiny.en", "WER, base", "Distill-MOS", "lowest tenth", "DNSMOS")
     rows = [
-        (name, row["clips"], row["wer"].get("tiny"), row["wer"].get("base"), row["dnsmos"].get("ovrl"))
+        (
+            name,
+            row["clips"],
+            *(row["wer"].get(judge) for judge in ("tiny", "base")),
+            *(row["distill_mos"].get(part) for part in ("mean", "p10")),
+            row["dnsmos"].get("ovrl"),
+        )
         for name, row in engines.items()
     ]
     script.print_table("Quality", head, rows)

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nightingale.server.app import create_app
 from nightingale.server.listen_socket import open_listen_socket
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
+from nightingale.server.websocket_protocol import LimitedWebSocketProtocol
 from nightingale.types import AudioChunk, Metrics
 
 
@@ -104,7 +106,12 @@ def free_port() -> int:
 
 @contextmanager
 def live_server(
-    tts: TTS, service: SpeechService | None = None, *, ping_s: float = 20.0, **settings: Any
+    tts: TTS,
+    service: SpeechService | None = None,
+    *,
+    ping_s: float = 20.0,
+    websockets: type[LimitedWebSocketProtocol] = LimitedWebSocketProtocol,
+    **settings: Any,
 ) -> Iterator[LiveServer]:
     """Run a server while the context is open. The engine belongs to the caller and stays open."""
     given = ServerSettings(**settings)
@@ -112,6 +119,7 @@ def live_server(
     config = uvicorn.Config(
         create_app(given, service),
         log_config=None,
+        ws=partial(websockets, send_timeout_s=given.send_timeout),  # type: ignore[arg-type]
         ws_per_message_deflate=False,
         ws_max_size=given.max_body_bytes,
         ws_ping_interval=ping_s,

@@ -147,6 +147,7 @@ class PlantedJudges:
     only_one_misses: bool = False
     cosines: Mapping[int, float] = field(default_factory=dict)
     dnsmos: Mapping[int, float] = field(default_factory=dict)
+    distill_mos: Mapping[int, float] = field(default_factory=dict)
     profile: str | None = None
     """Only clips of this profile get the prepared answers."""
 
@@ -160,6 +161,7 @@ class PlantedJudges:
                 "tiny": {"transcript": transcript},
                 "moonshine": {"transcript": job["text"] if self.only_one_misses else transcript},
                 "dnsmos": {"ovrl": self.dnsmos.get(number, 3.3)},
+                "distillmos": {"mos": self.distill_mos.get(number, 4.3)},
                 "speaker": {"cosine": self.cosines.get(number, 0.93)},
             }
             yield {"wav": job["wav"], **{name: answers[name] for name in names}}

@@ -22,7 +22,7 @@ from nightingale.backends.shared.pipeline import CutStream
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.engine.load import Model
 from nightingale.engine.requests.controls import build_request
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
@@ -129,8 +129,8 @@ class SimulatedDecoder:
 
     max_prefills = 1
 
-    def __init__(self, cores: Cores, costs: Costs, kv_budget: KVBudget) -> None:
-        self.cores, self.costs, self.kv_budget = cores, costs, kv_budget
+    def __init__(self, cores: Cores, costs: Costs, kv_cache_size: KVCacheSize) -> None:
+        self.cores, self.costs, self.kv_cache_size = cores, costs, kv_cache_size
 
     def start(self) -> None: ...
 
@@ -277,7 +277,7 @@ class SimulatedEngine:
         profile: Profile = BALANCED,
         costs: Costs | None = None,
         cores: float = 2,
-        decoder: Callable[[SimulatedEngine, KVBudget], Any] | None = None,
+        decoder: Callable[[SimulatedEngine, KVCacheSize], Any] | None = None,
         renderer: Callable[[SimulatedEngine], Any] | None = None,
         **options: Any,
     ) -> None:
@@ -288,9 +288,13 @@ class SimulatedEngine:
             max_new_tokens=750, first_block_tokens=7, second_block_tokens=9, guarded=False
         )
         info = self.model.info
-        budget = KVBudget.dense(info.preset.t3, self.model.defaults, itemsize=4)
+        kv_cache_size = KVCacheSize(info.preset.t3, itemsize=4)
         self.renderer: Any = renderer(self) if renderer else SimulatedRenderer(self.cores, self.costs)
-        decoder: Any = decoder(self, budget) if decoder else SimulatedDecoder(self.cores, self.costs, budget)
+        decoder: Any = (
+            decoder(self, kv_cache_size)
+            if decoder
+            else SimulatedDecoder(self.cores, self.costs, kv_cache_size)
+        )
         self.worker = Worker(self.model, profile, decoder, self.renderer, **options)
         self.worker._thread = threading.current_thread()  # so that it starts none
         self.worker._changed = self.worker._pacing._lock = SimulatedCondition(self.cores)  # type: ignore[assignment]

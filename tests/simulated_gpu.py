@@ -13,7 +13,7 @@ from nightingale.backends.base import Block, BlockCut
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 
@@ -55,8 +55,8 @@ class GpuStream(SimulatedStream):
 class GpuDecoder:
     max_prefills = 16
 
-    def __init__(self, cores: Cores, costs: GpuCosts, kv_budget: KVBudget) -> None:
-        self.cores, self.costs, self.kv_budget = cores, costs, kv_budget
+    def __init__(self, cores: Cores, costs: GpuCosts, kv_cache_size: KVCacheSize) -> None:
+        self.cores, self.costs, self.kv_cache_size = cores, costs, kv_cache_size
 
     def start(self) -> None: ...
 
@@ -136,7 +136,7 @@ class GpuRenderer:
 def gpu_parts(costs: GpuCosts) -> dict[str, Any]:
     """Return the options of a `SimulatedEngine` with a GPU."""
     return {
-        "decoder": lambda engine, budget: GpuDecoder(engine.cores, costs, budget),
+        "decoder": lambda engine, kv_cache_size: GpuDecoder(engine.cores, costs, kv_cache_size),
         "renderer": lambda engine: GpuRenderer(engine.cores, costs),
     }
 

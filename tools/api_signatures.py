@@ -30,14 +30,28 @@ class Verbatim:
         return self.text
 
 
+def request_options() -> dict[str, inspect.Parameter]:
+    """Return the options that every method that speaks has as keyword arguments; they are printed once."""
+    parameters = inspect.signature(nightingale.TTS.session).parameters
+    return {name: one for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+
+
 def signature(function: Any) -> str:
-    """Return the parameters and the return type, with annotations as they stand in the source."""
+    """Return the parameters and the return type, with annotations as they stand in the source.
+
+    The options of a request are shown as `**options`.
+    """
     found = inspect.signature(function)
 
     def verbatim(annotation: Any) -> Any:
         return Verbatim(annotation) if isinstance(annotation, str) else annotation
 
-    parameters = [p.replace(annotation=verbatim(p.annotation)) for p in found.parameters.values()]
+    options = request_options() if "ssml_voices" in found.parameters else {}
+    shown = [p for name, p in found.parameters.items() if name not in options]
+    if options:
+        kind = inspect.Parameter.VAR_KEYWORD
+        shown.append(inspect.Parameter("options", kind, annotation="RequestOptions"))
+    parameters = [p.replace(annotation=verbatim(p.annotation)) for p in shown]
     return str(found.replace(parameters=parameters, return_annotation=verbatim(found.return_annotation)))
 
 
@@ -100,6 +114,8 @@ def lines() -> list[str]:
     found: list[str] = []
     for name, value in sorted(public_objects().items()):
         found += class_lines(name, value) if inspect.isclass(value) else [f"{name}{signature(value)}"]
+    options = request_options().items()
+    found += [f"RequestOptions.{name}: {one.annotation} = {one.default!r}" for name, one in options]
     return found
 
 

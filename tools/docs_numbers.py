@@ -190,13 +190,6 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     ),
     "server.overload-served": lambda: stored("server", "overload>statuses>200", "{:,}", profile="exact"),
     "server.overload-rejected": lambda: stored("server", "overload>statuses>429", "{:,}", profile="exact"),
-    # python benchmarks/speculative.py --part speak --sentences 100 --threads 2 --draft head
-    "speculative.over-torch": lambda: stored(
-        "speculative", "speak>draft=guess,length=0>over_torch", "{:.2f}", threads="2"
-    ),
-    "speculative.over-plain": lambda: stored(
-        "speculative", "speak>draft=guess,length=0>over_plain", "{:.2f}", threads="2"
-    ),
     # python benchmarks/peer_quality.py
     **{
         f"{who}.{name}": _judged(who, path, form, scale)

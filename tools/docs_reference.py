@@ -11,6 +11,7 @@ from typing import Any
 from api_signatures import class_lines, public_objects, signature
 
 from nightingale import errors
+from nightingale.cli.console import INTERRUPTED
 from nightingale.server.app import create_app
 from nightingale.server.http_errors import TABLE
 from nightingale.server.settings import ServerSettings
@@ -80,14 +81,6 @@ def wrapped(text: str) -> str:
     return f"{begin}(\n" + "".join(f"    {one},\n" for one in parameters) + f"){arrow[1:]}{end}"
 
 
-def short_signature(function: Any) -> str:
-    """Return a signature in which the options of a request are `**options`."""
-    text = signature(function)
-    if SHARED not in sections(inspect.getdoc(function) or ""):
-        return text
-    return re.sub(r"voice: Voice \| VoiceReference.*?speed: float \| None = None", "**options", text)
-
-
 def class_part(name: str, kind: type) -> list[str]:
     """Return the section of a class: its docstring, its attributes, and its public methods."""
     lines = [f"## `{name}`", ""]
@@ -117,7 +110,7 @@ def class_part(name: str, kind: type) -> list[str]:
         function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if not attribute.startswith("_") and inspect.isfunction(inspect.unwrap(function)):
             prefix = "async " if inspect.iscoroutinefunction(inspect.unwrap(function)) else ""
-            shown = wrapped(f"{prefix}{attribute}{short_signature(function)}")
+            shown = wrapped(f"{prefix}{attribute}{signature(function)}")
             lines += [f"### `{name}.{attribute}`", "", "```py", shown, "```", "", *described(function)]
     return lines
 
@@ -132,8 +125,8 @@ def api_page() -> str:
     lines = [
         generated("Python API", "the docstrings of the public names"),
         "",
-        "[python.md](python.md) explains the same by example, [errors.md](errors.md) lists the exceptions, and",
-        "[compat.md](compat.md) has the classes with upstream's names.",
+        "[python.md](python.md) explains the same by example, [cli.md](cli.md#errors-and-exit-codes) lists the",
+        "exceptions, and [compat.md](compat.md) has the classes with upstream's names.",
         "",
     ]
     classes = [name for name, value in objects.items() if inspect.isclass(value)]
@@ -155,8 +148,8 @@ def tidy(lines: Iterable[str]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def errors_page() -> str:
-    """Return the page of errors: the tree, then each with its exit code and HTTP status."""
+def errors_table() -> str:
+    """Return the tree of errors, then each with its exit code and HTTP status."""
     tree = inspect.getdoc(errors) or ""
     drawn = "\n".join(line.removeprefix("    ") for line in tree.splitlines() if line.startswith("    "))
     rows = []
@@ -166,8 +159,6 @@ def errors_page() -> str:
             about = (inspect.getdoc(kind) or "").splitlines()[0]
             rows.append(f"| `{name}` | {kind.exit_code} | {status} | `{code}` | {about} |")
     return "\n".join([
-        generated("Errors", "`src/nightingale/errors.py` and `src/nightingale/server/http_errors.py`"),
-        "",
         "Every error that a caller, a file or a client can cause is a `NightingaleError`. Its message has up to four",
         "parts, which are also attributes: `what` went wrong, what it `got`, what is `allowed`, and how to `fix` it.",
         "",
@@ -175,15 +166,15 @@ def errors_page() -> str:
         drawn,
         "```",
         "",
-        "The command line ends with the exit code and prints the message without a traceback. The server answers with",
-        "the status and [OpenAI's envelope](http-api.md#errors), whose `code` is in the fourth column.",
+        "The command line ends with the exit code and prints the message without a traceback. It also ends with 0",
+        "after success, 1 if `doctor` or `verify` found a problem or an error was not expected, 2 after wrong usage,",
+        f"and {INTERRUPTED} when interrupted (Ctrl-C). The server answers with the status and",
+        "[OpenAI's envelope](http-api.md#errors), whose `code` is in the fourth column.",
+        "[Troubleshooting](choosing.md#troubleshooting) lists what users see most.",
         "",
         "| error | exit code | HTTP status | code | meaning |",
         "|---|---:|---:|---|---|",
         *rows,
-        "",
-        "[Troubleshooting](troubleshooting.md) lists what users see most.",
-        "",
     ])  # fmt: skip
 
 

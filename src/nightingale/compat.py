@@ -20,10 +20,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from nightingale.decoding.philox import SEED_LIMIT
 from nightingale.engine import TTS
 from nightingale.engine.conversion import VoiceConverter
 from nightingale.errors import ConfigError
+from nightingale.request_options import SEED_LIMIT
 from nightingale.text.languages import LANGUAGES
 from nightingale.voices.voice import Voice
 

@@ -6,25 +6,14 @@ import base64
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from nightingale.audio.samples import Samples as Samples
 from nightingale.audio.samples import pcm16, wav_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Parameters of sampling the next speech token. A request that leaves one out has the model's default."""
-
-    temperature: float = 0.8
-    top_p: float = 1.0
-    min_p: float = 0.05
-    top_k: int = 0
-    """0 keeps every id."""
-    repetition_penalty: float = 1.2
-    cfg_weight: float = 0.5
-    """Classifier-free guidance; 0 decodes a single row."""
+from nightingale.request_options import Sampling as Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +37,8 @@ class Metrics:
     """The number of gaps."""
     chunk_gap_mean_ms: float = 0.0
     chunk_gap_longest_ms: float = 0.0
-    drafted: int = 0
-    """Tokens that a draft proposed, if there is one (docs/speculative.md)."""
-    accepted: int = 0
-    """Drafted tokens that T3 sampled itself: as many passes of T3 were saved."""
     memory_bytes: int = 0
-    """KV cache bytes of the longest text segment (docs/kv-cache.md)."""
+    """KV cache bytes of the longest text segment."""
 
     @property
     def chunk_gap_p95_ms(self) -> float:
@@ -135,9 +120,26 @@ class AudioChunk:
     words: tuple[TimedWord, ...] = ()
     """The words that end with this audio, if `timestamps` was asked for; the first may have begun before it."""
 
+    def __repr__(self) -> str:
+        return f"<AudioChunk {self.seconds:.2f} s at {self.sample_rate_hz} Hz>"
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the samples to numpy: `np.asarray(audio)` copies nothing."""
+        if copy is None:  # numpy 1 knows no other, and refuses None
+            return np.asarray(self.samples, dtype=dtype)
+        return np.array(self.samples, dtype=dtype, copy=copy)
+
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.sample_rate_hz
+
+    @property
+    def duration(self) -> float:
+        """The same as `seconds`, by the name that other audio libraries use."""
+        return self.seconds
 
     @property
     def pcm16(self) -> bytes:
@@ -153,6 +155,10 @@ class Audio(AudioChunk):
     metrics: Metrics
     warnings: tuple[TextWarning, ...] = ()
     """Parts of the text that were not spoken."""
+
+    def __repr__(self) -> str:
+        warnings = f", warnings: {len(self.warnings)}" if self.warnings else ""
+        return f"<Audio {self.seconds:.2f} s at {self.sample_rate_hz} Hz, seed {self.seed}{warnings}>"
 
     def save(self, path: str | Path) -> None:
         """Write a file in the format that the path's suffix names: .wav, .flac, .ogg, .opus, .mp3, .pcm,

@@ -55,13 +55,9 @@ def make(
     environment: Environment,
     home: Path,
     *,
-    finish: Callable[[], object] = lambda: None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Create the environment unless an equal one is there, and return its Python.
-
-    `finish` adds what no package carries. The environment counts as made only after it returns.
-    """
+    """Create the environment unless an equal one is there, and return its Python."""
     stamp = home / ".installed"
     if not (stamp.is_file() and stamp.read_text() == environment.fingerprint):
         say(f"making the environment {home} …")
@@ -73,6 +69,5 @@ def make(
         for pattern in environment.removed:
             for path in home.glob(pattern):
                 path.unlink()
-        finish()
         stamp.write_text(environment.fingerprint)
     return python_in(home)

@@ -15,6 +15,3 @@ class NoKVCache:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def rewind(self, position: int) -> None:
-        """Do nothing."""

@@ -21,7 +21,7 @@ from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.backends.torch.runner import embed_prompt, generate
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
-from nightingale.backends.torch.weights import rendering_weights, t3_weights, torch_t3
+from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.engine.load import Model, default_model, load_model
@@ -100,7 +100,7 @@ def speech_tokens(
 ) -> Iterator[int]:
     """Yield the speech tokens of a text by the plain decoding loop in float32."""
     decoding = decoding_of(model, text, seed=seed, temperature=temperature)
-    return generate(torch_t3(model.source, device, "float32"), decoding)
+    return generate(t3_weights(model.source, device, "float32"), decoding)
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from nightingale import Audio, Metrics, OutputError
 from nightingale.audio import playback
 from nightingale.audio.playback import PLAYERS, Player, can_play
+from nightingale.install import install_command
 
 RATE = 24_000
 SAMPLES = np.linspace(-1, 1, 5000, dtype=np.float32)
@@ -81,7 +83,7 @@ def test_an_error_in_the_block_stops_the_program(no_device: Path) -> None:
 
 def test_a_machine_without_a_player_says_what_to_install(no_device: Path) -> None:
     assert not can_play()
-    with pytest.raises(OutputError, match=r"nightingale-tts\[play\]"):
+    with pytest.raises(OutputError, match=re.escape(install_command("play"))):
         audio().play()
 
 

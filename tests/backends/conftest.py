@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
-from safetensors.torch import save_file
-from tiny_torch import load_tiny, t3_of
+from tiny_torch import load_tiny
 from torch import Tensor
 
 from nightingale.backends.cuda.t3.batched_sampling import SamplerOrder
@@ -19,7 +17,6 @@ from nightingale.backends.torch.runner import to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.engine.load import Model
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.types import Sampling
@@ -106,14 +103,6 @@ def voice_for(config: T3Config) -> Voice:
 @pytest.fixture(scope="session")
 def tiny_model() -> Model:
     return load_tiny()
-
-
-@pytest.fixture(scope="session")
-def head_file(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file of a draft head for `tiny_model` that was never trained."""
-    path = tmp_path_factory.mktemp("draft") / "head.safetensors"
-    save_file(fill(DraftHead(t3_of(tiny_model).config.backbone.width, blocks=1, inner=32)).state_dict(), path)
-    return path
 
 
 @pytest.fixture(params=list(CONFIGS))

@@ -26,7 +26,6 @@ from nightingale.backends.profiles import PROFILES
 from nightingale.backends.torch.runner import embed_prompt, generate
 from nightingale.backends.torch.weights import in_memory
 from nightingale.decoding.host_decoder import HostDecoder
-from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.errors import CapacityError, TextError
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -37,17 +36,14 @@ LOGIT_ERROR = {"float32": 1e-4, "bfloat16": 0.15, "int8": 0.15}
 """Largest error of the first logits over their standard deviation, by precision."""
 
 
-def cases(
-    *, networks: bool = False, float32: bool = False, logits: bool = False, verify: bool = False
-) -> Any:
-    """Parametrize over the decoders that have networks, run in float32, return logits, or verify drafts."""
+def cases(*, networks: bool = False, float32: bool = False, logits: bool = False) -> Any:
+    """Parametrize over the decoders that have networks, run in float32, or return logits."""
     chosen = [
         case
         for case in DECODERS
         if not (networks and case.backend == "noise")
         and not (float32 and not case.exact)
         and not (logits and case.backend in ("cuda", "mlx"))
-        and not (verify and (case.backend in ("cuda", "cpu", "mlx") or case.precision == "int8"))
     ]
     return pytest.mark.parametrize("case", chosen, ids=str)
 
@@ -128,26 +124,6 @@ def test_cancelled_and_moved_slots_disturb_no_other(case: Case) -> None:
         driver.step()
     assert {seed: driver.tokens[seed] for seed in (2, 3)} == {seed: expected[seed] for seed in (2, 3)}
     assert driver.tokens[9] == Driver(source, decoder).run([9])[9]
-
-
-@cases(verify=True)
-def test_verifying_and_rewinding_equals_single_steps(case: Case) -> None:
-    _, one = open_decoder(case, "turbo")
-    source, other = open_decoder(case, "turbo")
-    assert isinstance(one, HostDecoder)
-    assert isinstance(other, HostDecoder)
-    decoding = decoding_of(source, 1)
-    for decoder in (one, other):
-        decoder.runner.prefill(0, decoding.prompt, max_tokens=decoding.budget)  # type: ignore[attr-defined]
-    (several,) = one.runner.verify([VerifyInput(0, [5, 6, 7], 1)])
-    one.runner.rewind(0, 1)  # type: ignore[attr-defined]
-    tolerance = {"rtol": 1e-2 if case.precision == "bfloat16" else 1e-4, "atol": LOGIT_ERROR[case.precision]}
-    for at, token in enumerate([5, 6]):
-        (single,) = other.runner.step([StepInput(0, token, 1 + at)])  # type: ignore[attr-defined]
-        np.testing.assert_allclose(several[:, at], single, **tolerance)
-    (after,) = one.runner.step([StepInput(0, 8, 3)])
-    (expected,) = other.runner.step([StepInput(0, 8, 3)])  # type: ignore[attr-defined]
-    np.testing.assert_allclose(after, expected, **tolerance)
 
 
 @cases(networks=True)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nightingale import TTS
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import DEFAULT_SLOTS, Machine, ModelInfo
-from nightingale.backends.profiles import PROFILES, profile_named
+from nightingale.backends.profiles import OFFICIAL, PROFILES, profile_named
 from nightingale.backends.selection import (
     Plan,
     default_slots,
@@ -25,7 +25,9 @@ from nightingale.backends.selection import (
 )
 from nightingale.cli.commands import app
 from nightingale.engine.load import Model, plan_named
+from nightingale.engine.noise_model import NOISE
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.install import install_command
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
 
@@ -98,6 +100,45 @@ def test_why_graphs_cannot_be_used_is_a_warning(machine: Machine, words: str) ->
     assert any(words in warning for warning in made.warnings), made.warnings
 
 
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, device) for name in OFFICIAL for device in ("cuda", "mlx")]
+    + [(name, "cpu") for name in ("wren", "noise")],
+)
+def test_auto_takes_a_gpu_only_for_models_that_are_measured_to_be_faster_there(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = {"mlx": Machine(device="mlx", name="Apple M4", instructions="Metal"), "cuda": H200}
+    about = NOISE if name == "noise" else info(name)
+    for kind, gpu in machines.items():
+        asked: list[str] = []
+
+        def probe(device: str, gpu: Machine = gpu, asked: list[str] = asked) -> Machine | None:
+            asked.append(device)
+            return gpu if device in ("auto", gpu.kind) else None
+
+        for backend in BACKENDS:
+            monkeypatch.setattr(backend, "probe", probe)
+        assert find_machine(BACKENDS, kind, about) == gpu, "asked for by name"
+        asked.clear()
+        found = find_machine(BACKENDS, "auto", about)
+        if device == "cpu":
+            assert found.device == "cpu"
+            assert found.auto_reason == f"no GPU path is measured faster for {name}"
+            assert asked == [], "a probe would import PyTorch"
+            made = select(BACKENDS, about, found, PROFILES["balanced"])
+            assert {choice.setup.machine.kind for choice in made.choices} == {"cpu"}
+        elif device == kind:
+            assert found == gpu
+
+
+def test_doctor_says_why_auto_took_the_cpu() -> None:
+    told = CliRunner().invoke(app, ["doctor", "--plan", "balanced", "--model", "wren"]).stdout
+    assert "auto      cpu, because no GPU path is measured faster for wren" in told.splitlines()
+    told = CliRunner().invoke(app, ["doctor", "--plan", "balanced", "--device", "cpu"]).stdout
+    assert "auto" not in told
+
+
 def test_more_slots_need_more_memory() -> None:
     small = replace(H200, free_bytes=20 << 30)
     assert plan("multilingual", small, "fast", slots=8).decoder.backend.name == "cuda"
@@ -157,7 +198,9 @@ def test_a_plan_needs_no_weights() -> None:
 def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
     told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
     assert told.exit_code == 0
-    assert "turbo, fast, on cpu" in told.stdout
+    made, _ = plan_named("turbo", "fast", device="cpu")
+    assert made.summary.startswith("turbo, fast, on cpu (")
+    assert told.stdout.splitlines()[0] == made.heading
     assert "stream    segment" in told.stdout.splitlines()
     for role in ("decoder", "renderer"):
         assert any(line.startswith(role) for line in told.stdout.splitlines())
@@ -218,17 +261,6 @@ def test_int4_is_an_option_of_models_with_one_row_and_else_as_fast(name: str, re
     assert made.warnings == ["decoder: onnx int8 is used, not cpu int4: the kernels failed their self-test"]
 
 
-@pytest.mark.parametrize("option", ["cache=int8", "keep=50"])
-def test_options_that_need_pytorch_get_it(option: str) -> None:
-    for profile in ("balanced", "fast"):
-        assert plan("wren", CPU, f"{profile}+{option}").decoder.backend.name == "torch"
-    assert plan("multilingual", CPU, f"fast+{option}").decoder.backend.name == "torch"
-
-
-def test_int8_is_not_used_with_a_draft() -> None:
-    assert plan("wren", CPU, "fast+draft=lookup").decoder.precision == "float32"
-
-
 def test_a_model_that_nothing_can_run_is_refused(reasons: Reasons) -> None:
     reasons(onnx="no", cpu="no", torch="PyTorch is not installed")
     with pytest.raises(ConfigError, match=r"no backend can run the decoder.*PyTorch is not installed"):
@@ -246,7 +278,7 @@ def test_without_pytorch_an_official_model_is_refused_before_its_download(
     monkeypatch.setattr("nightingale.engine.load.locate", refuse)
     with pytest.raises(ConfigError, match="PyTorch is not installed") as caught:
         TTS(name)
-    assert "pip install 'nightingale-tts[torch]'" in str(caught.value)
+    assert install_command("torch") in str(caught.value)
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in str(caught.value)
 
 

@@ -16,6 +16,7 @@ from sample_books import write_epub
 from nightingale import TTS
 from nightingale.cli import book
 from nightingale.engine import load
+from nightingale.install import install_command
 
 
 def test_a_second_run_speaks_only_what_is_missing_and_writes_the_same_bytes(
@@ -219,7 +220,7 @@ def test_an_install_without_a_recent_pyav_is_told_what_to_install(monkeypatch: p
     monkeypatch.setattr("nightingale.book.book_files.version", lambda _: "15.1.0")
     assert "16 or newer" in make("sea.epub", exit_code=2).stderr
     monkeypatch.setattr("nightingale.book.book_files.find_spec", lambda _: None)
-    assert "pip install 'nightingale-tts[book]'" in make("sea.epub", exit_code=2).stderr
+    assert install_command("book") in make("sea.epub", exit_code=2).stderr
 
 
 def test_the_cache_is_flac_with_16_bits() -> None:

@@ -77,9 +77,7 @@ def browser() -> Iterator[Browser]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        pytest.fail(
-            "these tests need Playwright: `pip install 'nightingale-tts[browser]'` (or `make browser`)"
-        )
+        pytest.fail("these tests need Playwright: `pip install '.[browser]'` (or `make browser`)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser

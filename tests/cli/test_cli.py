@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 import nightingale.engine
 from nightingale import errors
-from nightingale.cli.commands import app
+from nightingale.cli.commands import MEANT, app
 from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
@@ -75,7 +75,7 @@ class FakeTTS:
         type(self).said = {"text": text, **controls}
         if self.failure is not None:
             raise self.failure
-        seed = controls["seed"] if controls["seed"] is not None else 99
+        seed = controls.get("seed", 99)
         return FakeStream(self.chunks(), seed)
 
     def say(self, text: str, **controls: Any) -> Audio:
@@ -183,9 +183,8 @@ def test_every_control_reaches_the_engine(tts: type[FakeTTS]) -> None:
 
 def test_missing_controls_are_left_to_the_model(tts: type[FakeTTS]) -> None:
     run("say", "Hello.")
-    switches = {name: tts.said.pop(name) for name in ("strict", "read_code", "timestamps")}
-    assert set(switches.values()) == {False}
-    assert {value for name, value in tts.said.items() if name != "text"} == {None}
+    given = {name: value for name, value in tts.said.items() if value is not None}
+    assert given == {"text": "Hello.", "timestamps": False}
 
 
 def test_text_is_read_from_stdin_and_audio_written_to_stdout(tts: type[FakeTTS]) -> None:
@@ -363,6 +362,47 @@ def test_models_path_prints_the_files_of_a_folder(tmp_path: Path) -> None:
 
 def test_an_unknown_model_is_not_pulled() -> None:
     assert_error(run("models", "pull", "trubo"), errors.UnknownModel.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("say", "Hello.", "--output", "a.wav"), "No such option: --output. It is: --out"),
+        (("book", "--output", "a", "b.epub"), "No such option: --output. It is: --out"),
+        (("say", "Hello.", "--rate", "1.2"), "No such option: --rate. It is: --speed"),
+        (("speak", "Hello."), "No such command 'speak'. It is: nightingale say"),
+        (("pull", "wren"), "No such command 'pull'. It is: nightingale models pull"),
+        (("version",), "No such command 'version'. It is: nightingale --version"),
+        (("say", "Hello", "there"), 'Quote the text: nightingale say "Hello there"'),
+        (("Hello there",), 'A text comes after say: nightingale say "Hello there"'),
+    ],
+)
+def test_a_natural_mistake_names_the_right_word(arguments: tuple[str, ...], hint: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].endswith(hint)
+    assert result.stdout == ""
+
+
+def test_the_words_that_mistakes_name_exist() -> None:
+    flags = run("say", "--help").stdout + run("--help").stdout
+    for given, meant in MEANT.items():
+        if meant.startswith("--"):
+            assert re.search(rf"{meant}\b", flags), meant
+        else:
+            assert run(*meant.split(), "--help").exit_code == 0, meant
+        assert run(given).exit_code == 2, f"{given} means something by now"
+
+
+@pytest.mark.parametrize("option", ["-o", "--out"])
+def test_a_missing_argument_is_no_mistaken_word(option: str) -> None:
+    result = run("say", "Hello.", option)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].endswith("requires an argument.")
+
+
+def test_an_option_that_a_command_lacks_gets_no_word_of_another_command() -> None:
+    assert "It is:" not in run("doctor", "--rate", "1").stderr
 
 
 def test_doctor_reports_and_runs_the_self_test() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from nightingale.audio import watermark
 from nightingale.audio.read import MAX_SECONDS
 from nightingale.cli.commands import app
 from nightingale.errors import EngineFault
+from nightingale.install import install_command
 
 TONE_HZ = 1000.0
 
@@ -173,7 +175,7 @@ def test_a_book_is_marked_if_asked_for(perth: None, tmp_path: Path) -> None:
 def test_watermarks_without_the_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     watermark.open_marker.cache_clear()
     monkeypatch.setitem(sys.modules, "perth", None)
-    with pytest.raises(ConfigError, match=r"nightingale-tts\[watermark\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("watermark"))):
         TTS("noise", watermark=True)
     monkeypatch.setitem(sys.modules, "perth", SimpleNamespace(PerthImplicitWatermarker=None))
     with pytest.raises(ConfigError, match="setuptools below 81"):

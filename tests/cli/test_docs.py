@@ -22,7 +22,7 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_pages_are_listed_with_their_titles() -> None:
     code, output = run()
     assert code == 0
-    assert re.search(r"^configuration +\S", output, re.MULTILINE)
+    assert re.search(r"^running +\S", output, re.MULTILINE)
     assert "internals/" in output
 
 
@@ -36,7 +36,7 @@ def test_a_page_is_shown_by_any_of_its_names(name: str) -> None:
 def test_an_unknown_page_lists_the_pages() -> None:
     code, output = run("everything")
     assert code == 2
-    assert "captions" in output
+    assert "glossary" in output
 
 
 def test_every_page_that_the_package_names_can_be_shown() -> None:

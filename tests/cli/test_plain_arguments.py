@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import typer.main
 
-from nightingale.cli.arguments import parse_plain
+from nightingale.cli.arguments import parameters_of, parse_plain
 from nightingale.cli.commands import app
 from nightingale.cli.say import say
 
@@ -20,6 +18,7 @@ PLAIN = [
     ["", "--seed", "3"],
     ["-m", "noise", "Two words", "--out", "a.flac", "--voice", "emma", "-l", "en"],
     ["Hi.", "--temperature", "0.5", "--top-p", "1", "--min-p", "0", "--repetition-penalty", "1.2"],
+    ["Hi.", "--top-k", "40", "--no-normalize", "--strict", "--read-code"],
     ["Hi.", "--cfg-weight", "0", "--exaggeration", "0.7", "--speed", "1e0", "--seed", " 7 "],
     ["Hi.", "--profile", "fast", "--device", "cpu", "--offline", "--json", "-q", "-O", "t3=v3", "-O", "a=b"],
     ["Hi.", "--seed", "1", "--seed", "2", "--quiet", "--quiet"],
@@ -46,7 +45,7 @@ def test_plain_arguments_mean_what_they_mean_to_typer(arguments: list[str]) -> N
     told["choices"] = list(told["choices"] or ()) or None
     plain = parse_plain(say, arguments)
     assert plain is not None
-    parameters = inspect.signature(say).parameters
+    parameters = parameters_of(say)
     assert {name: plain.get(name, parameters[name].default) for name in parameters} == told
 
 

@@ -1,4 +1,4 @@
-"""The commands of docs/cluster.md and docs/scale.md, the example files, and the dashboard."""
+"""The commands of docs/cluster.md, the example files, and the dashboard."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from nightingale.cli.commands import app
 from nightingale.ray.connection import VARIABLES
 
 ROOT = Path(__file__).parents[2]
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("cluster.md", "scale.md")}
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
 EXAMPLES = ROOT / "examples" / "cluster"
 
 
-def shell_lines(page: str) -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", PAGES[page], re.DOTALL)
+def shell_lines() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
-COMMANDS = [line for page in PAGES for line in shell_lines(page) if line.startswith("nightingale cluster")]
+COMMANDS = [line for line in shell_lines() if line.startswith("nightingale cluster")]
 
 
-def test_the_pages_have_commands() -> None:
-    assert len(COMMANDS) >= 4
+def test_the_page_has_commands() -> None:
+    assert len(COMMANDS) >= 3
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_pages_has_options_that_exist(line: str) -> None:
+def test_a_command_of_the_page_has_options_that_exist(line: str) -> None:
     _, group, verb, *words = shlex.split(line)
     command: Any = typer.main.get_command(app)
     below = command.commands[group].commands[verb]
@@ -46,7 +46,7 @@ def test_a_command_of_the_pages_has_options_that_exist(line: str) -> None:
 
 
 def test_the_variables_of_the_page_are_those_that_a_local_ray_gets() -> None:
-    told = dict(re.findall(r"^export (RAY_SERVE_\w+)=(\S+)$", PAGES["cluster.md"], re.MULTILINE))
+    told = dict(re.findall(r"^export (RAY_SERVE_\w+)=(\S+)$", PAGE, re.MULTILINE))
     assert told == VARIABLES
 
 
@@ -55,7 +55,7 @@ def test_the_settings_of_the_page_and_of_the_example_exist() -> None:
     from nightingale.ray.cluster_settings import ClusterSettings
     from nightingale.server.settings import ServerSettings
 
-    told = re.findall(r"^\| `(\w+)` \| [^|]*\| ", PAGES["cluster.md"], re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| [^|]*\| ", PAGE, re.MULTILINE)
     assert set(told) == set(ClusterSettings.model_fields) - {"metrics_interval_s", "service", "server"}
     (application,) = yaml.safe_load((EXAMPLES / "serve.yaml").read_text())["applications"]
     settings = ClusterSettings.load(application["args"])
@@ -96,7 +96,8 @@ def test_the_example_configuration_is_one_that_serve_accepts(ray_cluster: Any) -
 @pytest.mark.ray
 def test_the_two_commands_of_the_page_speak_a_sentence(tmp_path: Path) -> None:
     """Start a Ray of its own, as a newcomer does; with the model "noise", and less of the machine."""
-    serve, curl = shell_lines("scale.md")[:2]
+    serve = COMMANDS[0]
+    curl = next(line for line in shell_lines() if line.startswith("curl"))
     port, token = free_port(), tmp_path / "token"
     token.write_text("0" * 64)
     command = [sys.executable, "-m", *shlex.split(serve), "--port", str(port), "-m", "noise"]

@@ -1,8 +1,8 @@
 """Run the shell commands of README and the quick start as printed, in an empty environment: `make walk`.
 
 Each page is walked from its top in a copy of the repository, with a new home folder and a new virtual environment.
-pip uses the index that this machine has, and finds our own package in a folder, as it will find it on PyPI after a
-release. Blocks that need a GPU, another system or large downloads have `<!-- walk: skip REASON -->` before them.
+pip installs our own package from the copy, and what it needs from the index that this machine has. Blocks that need a
+GPU, another system or large downloads have `<!-- walk: skip REASON -->` before them.
 """
 
 from __future__ import annotations
@@ -111,18 +111,8 @@ class Shell:
             server.wait(60)
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the wheels of both distributions."""
-    folder = tmp_path_factory.mktemp("packages")
-    for project in (ROOT, ROOT / "src" / "nightingale_lab"):
-        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, project]
-        subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
-    return folder
-
-
 @pytest.fixture
-def shell(packages: Path, tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     """Return a shell in a copy of the repository, with an empty home and a new environment that is activated."""
     clone, home, environment = tmp_path / "nightingale", tmp_path / "home", tmp_path / "venv"
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -134,7 +124,6 @@ def shell(packages: Path, tmp_path: Path) -> Iterator[Shell]:
     home.mkdir()
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     variables = {name: os.environ[name] for name in os.environ if name in KEPT or name.startswith("PIP_")}
-    variables["PIP_FIND_LINKS"] = f"{packages} {os.environ.get('PIP_FIND_LINKS', '')}".strip()
     variables |= {"HOME": str(home), "PATH": f"{environment / 'bin'}:{variables['PATH']}"}
     made = Shell(folder=clone, variables=variables)
     yield made
@@ -175,7 +164,7 @@ def test_a_stranger_can_run_every_command_as_printed(page: Path, shell: Shell) -
 def test_the_pages_begin_with_an_installation_and_a_sentence() -> None:
     for page in PAGES:
         first = commands(page.read_text(encoding="utf-8"))[:3]
-        assert any("pip install nightingale-tts" in command for command in first), page.name
+        assert any("pip install ." in command for command in first), page.name
         assert any("nightingale say" in command for command in first), page.name
 
 

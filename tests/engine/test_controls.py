@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightingale.decoding.philox import SEED_LIMIT
 from nightingale.engine.load import Model
-from nightingale.engine.requests.controls import RANGES, Control, available_controls, build_request
+from nightingale.engine.requests.controls import Control, available_controls, build_request
 from nightingale.errors import ConfigError
 from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
+from nightingale.request_options import CONTROLS, OPTIONS, SEED_LIMIT
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
@@ -25,14 +25,17 @@ def voice(noise_model: Model) -> Voice:
     return noise_model.default_voice
 
 
-def test_every_sampling_parameter_has_a_range() -> None:
-    assert set(RANGES) == {*(field.name for field in fields(Sampling)), "exaggeration", "speed", "seed"}
+def test_every_sampling_parameter_is_an_option_of_its_type() -> None:
+    assert set(CONTROLS) == {*(field.name for field in fields(Sampling)), "exaggeration", "speed"}
+    assert {field.name: field.type for field in fields(Sampling)} == {
+        field.name: OPTIONS[field.name].kind.__name__ for field in fields(Sampling)
+    }
 
 
 @pytest.mark.parametrize("defaults", MODEL_DEFAULTS.values(), ids=MODEL_DEFAULTS)
 def test_a_model_offers_the_controls_it_does_not_ignore(defaults: ModelDefaults) -> None:
     controls = available_controls(defaults)
-    assert set(controls) == set(RANGES) - {"seed"} - defaults.ignored
+    assert set(controls) == set(CONTROLS) - defaults.ignored
     assert all(control.low <= control.default <= control.high for control in controls.values())
     assert controls["temperature"] == Control(low=0.0, high=5.0, default=defaults.sampling.temperature)
     assert controls["speed"] == Control(low=0.25, high=4.0, default=1.0)

@@ -207,9 +207,31 @@ def test_push_after_the_end_is_refused() -> None:
         segmenter.push("more")
 
 
-def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
-    segmenter = IncrementalSegmenter()
-    start_s = time.process_time()
-    for number in range(10_000):
-        segmenter.push("word " if number % 60 else "end. ")
-    assert time.process_time() - start_s < 3, "0.3 s on an idle machine"
+HARD_TO_SPLIT = ["- ", "C![①", "[", "1,", "Dr. ", " ", "\n ", "今", "[a](b)", "<?xml"]
+
+
+def push_cpu_s(text: str, size: int) -> float:
+    """Return the CPU time of one text in parts of this size."""
+    parts = tokens_of(text, size)
+    start_s = time.thread_time()
+    segments(parts)
+    return time.thread_time() - start_s
+
+
+@pytest.mark.parametrize("size", [1, 2048])
+@pytest.mark.parametrize("unit", HARD_TO_SPLIT)
+def test_the_cost_of_a_character_does_not_grow_with_the_text(unit: str, size: int) -> None:
+    """Four times the text may cost twelve times as much. Quadratic growth is 16 times as much."""
+    text = ("Well " + unit * 32_000)[:32_000]
+    base_s = max(0.004, min(push_cpu_s(text[:8000], size) for _ in range(2)))
+    assert min(push_cpu_s(text, size) for _ in range(2)) < 12 * base_s
+
+
+@given(
+    st.lists(st.sampled_from(HARD_TO_SPLIT), max_size=40).map("".join),
+    st.lists(st.sampled_from([*HARD_TO_SPLIT, "End. ", "well, "]), max_size=40).map("".join),
+    st.integers(1, 30),
+)
+def test_segments_of_hard_texts_do_not_depend_on_the_tokens(begin: str, rest: str, size: int) -> None:
+    text = f"{begin} so {rest}"
+    assert segments(tokens_of(text, size)) == segments([text])

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from nightingale import TTS
 from nightingale.cli.commands import app
 from nightingale.engine import load
-from nightingale.errors import ConfigError
+from nightingale.errors import ConfigError, TextTooLong
+from nightingale.text.respelling import (
+    MAX_SAID_CHARS,
+    MAX_WRITTEN_CHARS,
+    Lexicon,
+    LexiconEntry,
+    Respelling,
+    lexicon_of,
+)
 
 FILE = """
 [words]
@@ -110,3 +123,62 @@ def test_say_takes_a_lexicon(
         digests.append(json.loads(result.stdout.splitlines()[-1])["sha256"])
     assert digests[0] == digests[1]
     assert CliRunner().invoke(app, ["say", "Hi.", "-m", "noise", "--lexicon", "none.toml"]).exit_code == 2
+
+
+LETTERS = st.sampled_from("abAB_ -.ßẞſsKİıiIΣσςéÉ1你")
+ENTRIES = st.lists(
+    st.builds(
+        LexiconEntry,
+        written=st.text(LETTERS, min_size=1, max_size=4),
+        said=st.just("x"),
+        match_case=st.booleans(),
+        part_of_word=st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(ENTRIES, st.text(LETTERS, max_size=60))
+def test_words_are_found_as_by_a_regular_expression(entries: list[LexiconEntry], text: str) -> None:
+    """The longest word counts, then the order of the lexicon; `re` says which letters differ only in their case."""
+    lexicon = Lexicon(entries)
+    patterns = []
+    for entry in lexicon.entries:
+        word = re.escape(entry.written) if entry.match_case else f"(?i:{re.escape(entry.written)})"
+        patterns.append(word if entry.part_of_word else rf"(?<!\w){word}(?!\w)")
+    found = re.finditer("|".join(patterns), text)
+    assert lexicon.changes(text) == [Respelling(match.start(), match[0], "x") for match in found]
+
+
+def test_the_cost_of_a_text_does_not_depend_on_the_number_of_words() -> None:
+    def cpu_s(words: int) -> float:
+        lexicon = lexicon_of({f"{'-' * 90}{number}": "x" for number in range(words)})
+        start_s = time.thread_time()
+        assert lexicon.changes("-" * 20_000) == []
+        return time.thread_time() - start_s
+
+    assert min(cpu_s(800) for _ in range(3)) < 10 * max(0.002, min(cpu_s(20) for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ({"-" * (MAX_WRITTEN_CHARS + 1): "dash"}, "a word of the lexicon is too long"),
+        ({"a": "b" * (MAX_SAID_CHARS + 1)}, "a respelling of the lexicon is too long"),
+    ],
+)
+def test_words_and_respellings_have_a_largest_length(words: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        lexicon_of(words)
+
+
+def test_a_text_that_respellings_make_too_long_is_refused_before_it_is_built(english: TTS) -> None:
+    words, text = {"a": "b" * MAX_SAID_CHARS}, "a " * 20_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(TextTooLong, match="20020000 characters with the respellings of the lexicon"):
+            english.open(text, lexicon=words)
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()

@@ -7,6 +7,7 @@ import base64
 import inspect
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from synthetic_clip import voice_like
 
 from nightingale import TTS, AsyncTTS, Audio, BadReference, ConfigError, MemoryFull, SpeechProgress, TextError
 from nightingale.engine.requests.controls import RequestOptions
+from nightingale.types import TextWarning
 
 RATE = 24_000
 METHODS = (TTS.say, TTS.stream, TTS.say_many, TTS.say_each, TTS.session, AsyncTTS.say, AsyncTTS.stream,
@@ -163,6 +165,41 @@ def test_a_notebook_shows_a_player(brief: TTS) -> None:
     assert html.endswith(end)
     samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(html[len(start) : -len(end)])))
     assert (rate_hz, len(samples)) == (audio.sample_rate_hz, len(audio.samples))
+
+
+def test_representations_fit_a_terminal(brief: TTS) -> None:
+    audio, plan = brief.say("Hello.", seed=1), brief.plan
+    machine = plan.machine
+    about = (
+        f"noise, {plan.profile.name}, on {machine.device} ({machine.name}, {machine.instructions}); "
+        f"decoder noise float32; renderer noise float32; stream {plan.profile.stream}"
+    )
+    assert repr(plan) == f"<Plan {about}>"
+    assert repr(brief) == f"<TTS {about}>"
+    assert repr(AsyncTTS(brief)) == f"<AsyncTTS {about}>"
+    assert [repr(choice) for choice in plan.choices] == [
+        "<Choice decoder noise float32>",
+        "<Choice renderer noise float32>",
+    ]
+    assert repr(audio) == f"<Audio {audio.seconds:.2f} s at 24000 Hz, seed 1>"
+    warned = replace(audio, warnings=(TextWarning(what="Left out", got="x", at=0),))
+    assert repr(warned).endswith(" Hz, seed 1, warnings: 1>")
+    chunk = next(iter(brief.stream("Hello.", seed=1)))
+    assert repr(chunk) == f"<AudioChunk {chunk.seconds:.2f} s at 24000 Hz>"
+
+
+def test_audio_is_an_array_with_a_length_and_a_duration(brief: TTS) -> None:
+    audio = brief.say("Hello.", seed=1)
+    assert np.asarray(audio) is audio.samples
+    doubles = np.asarray(audio, dtype=np.float64) / 2
+    assert doubles.dtype == np.float64
+    assert np.array_equal(doubles, audio.samples.astype(np.float64) / 2)
+    copied = np.array(audio)
+    assert np.array_equal(copied, audio.samples)
+    assert not np.shares_memory(copied, audio.samples)
+    assert len(audio) == len(audio.samples)
+    assert audio.duration == audio.seconds == len(audio) / audio.sample_rate_hz
+    assert np.concatenate([np.asarray(chunk) for chunk in brief.stream("Hello.", seed=1)]).size == len(audio)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__qualname__)

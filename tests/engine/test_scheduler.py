@@ -68,32 +68,3 @@ def test_requests_take_turns() -> None:
         scheduler.remove(admitted[0])
         scheduler.submit(admitted[0], limited=False)
     assert served == [1, 2, 1, 2]
-
-
-def test_memory_is_reserved_in_order_of_arrival() -> None:
-    scheduler = Scheduler(slots=3, queue_limit=9, budget_bytes=10)
-    for request, needed in ((1, 99), (2, 8), (3, 1)):
-        scheduler.submit(request)
-        scheduler.needs_bytes[request] = needed
-    assert scheduler.admit() == (1, 0), "a request alone may always try"
-    assert scheduler.running == [1]
-    assert scheduler.admit() is None
-    scheduler.remove(1)
-    assert [scheduler.admit(), scheduler.admit()] == [(2, 0), (3, 1)]
-    assert sum(map(scheduler.needs_bytes.get, scheduler.running)) == 9
-    scheduler.submit(4)
-    scheduler.submit(5)
-    scheduler.needs_bytes |= {4: 2, 5: 1}
-    assert scheduler.admit() is None, "request 5 fits, but 4 is before it"
-    scheduler.remove(4)
-    assert scheduler.admit() == (5, 2)
-    assert scheduler.needs_bytes == {2: 8, 3: 1, 5: 1}
-
-
-def test_memory_without_a_limit_or_of_unknown_size_does_not_block() -> None:
-    for budget_bytes, needed in ((0, {1: 99, 2: 99}), (10, {1: 10}), (10, {2: 10})):
-        scheduler = Scheduler(slots=2, queue_limit=9, needs_bytes=needed)
-        scheduler.budget_bytes = budget_bytes or scheduler.budget_bytes
-        scheduler.submit(1)
-        scheduler.submit(2)
-        assert [scheduler.admit(), scheduler.admit()] == [(1, 0), (2, 1)]

@@ -22,8 +22,8 @@ from nightingale import (
     UnknownModel,
     VoiceNotFound,
 )
-from nightingale.engine.requests.controls import RANGES
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.request_options import NUMBERS
 
 
 def is_helpful(error: NightingaleError) -> None:
@@ -192,9 +192,9 @@ def test_the_edge_of_every_control_can_be_spoken(control: str, value: float, bri
 @pytest.mark.parametrize(
     ("control", "value"),
     [
-        *((name, low - 0.01) for name, (low, _) in RANGES.items()),
-        *((name, high + 1) for name, (_, high) in RANGES.items()),
-        *((name, bad) for name in RANGES for bad in (nan, inf, -inf)),
+        *((name, option.limits[0] - 0.01) for name, option in NUMBERS.items()),
+        *((name, option.limits[1] + 1) for name, option in NUMBERS.items()),
+        *((name, bad) for name in NUMBERS for bad in (nan, inf, -inf)),
         ("temperature", "0.8"),
         ("temperature", True),
         ("top_k", 2.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from nightingale.errors import ModelMissing
 from nightingale.hub import hub_cache
 from nightingale.hub.cards import TURBO
+from nightingale.install import install_command
 
 ENVIRONMENTS: list[dict[str, str]] = [
     {},
@@ -57,5 +59,5 @@ def test_a_cached_file_is_the_one_the_client_finds(
 
 def test_a_download_without_the_client_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelMissing, match=r"pip install 'nightingale-tts\[hub\]'"):
+    with pytest.raises(ModelMissing, match=re.escape(install_command("hub"))):
         hub_cache.download(TURBO, ("vocab.json",))

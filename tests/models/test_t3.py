@@ -170,18 +170,6 @@ def test_several_tokens_at_a_time_equal_all_at_once(nets: dict[str, T3], kind: s
     torch.testing.assert_close(torch.cat(parts, dim=1), at_once, rtol=1e-4, atol=1e-4)
 
 
-def test_rewinding_a_draft_restores_the_cache(nets: dict[str, T3], kind: str) -> None:
-    net = nets[kind]
-    start, kept = prompt(net, guided=False), net.embed_speech(tiny.ids(2, 14), 1)
-    plain, drafted = (net.new_kv_cache(rows=1, capacity=start.shape[1] + 8) for _ in range(2))
-    net(start, plain)
-    net(start, drafted)
-    net(net.embed_speech(tiny.ids(5, 15), 1), drafted)
-    for layer in drafted:
-        layer.rewind(start.shape[1])
-    assert torch.equal(net(kept, drafted), net(kept, plain))
-
-
 def test_the_cache_is_full_one_past_its_capacity(nets: dict[str, T3], kind: str) -> None:
     net = nets[kind]
     x = prompt(net, guided=False)

@@ -166,7 +166,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def words_of(identifier: str) -> list[str]:
-    """Split an identifier into lower-case words: `DraftHead` and `draft_head` both give draft, head."""
+    """Split an identifier into lower-case words: `KVCache` and `kv_cache` both give kv, cache."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)]
 
 

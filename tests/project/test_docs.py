@@ -11,6 +11,7 @@ import pytest
 from project.source_tree import ROOT, identifiers, load_tool, parse
 
 from nightingale.cli import doctor
+from nightingale.install import PUBLISHED
 
 PAGES = [
     ROOT / "README.md",
@@ -164,7 +165,7 @@ def test_a_number_that_differs_is_filled_in_again() -> None:
         numbers.filled("<!--wren.nonsense-->1<!---->")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/choosing.md", "docs/faq.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/choosing.md"])
 def test_measured_values_of_front_pages_are_marked(page: str) -> None:
     text = load_tool("docs_numbers").MARK.sub("", without_code((ROOT / page).read_text()))
     assert not re.findall(r"\b\d[\d.,]*\s?(?:ms|%|semitones|real-time)", text)
@@ -225,6 +226,20 @@ def test_all_is_every_extra_for_users() -> None:
     named = re.fullmatch(r"nightingale-tts\[([\w,]+)\]", everything)
     assert named
     assert set(named[1].split(",")) == set(EXTRAS) - DEVELOPERS - {"all", "lab"}
+
+
+def test_the_package_is_installed_in_the_way_that_works() -> None:
+    """Pages and code install it from a clone until it is published, and then by its name (dev/releasing.md)."""
+    own = ROOT / "src" / "nightingale" / "install.py"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").glob("*.md")]
+    code = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.md")]
+    by_name = re.compile(r"pip install nightingale-tts|nightingale-tts\[")
+    from_clone = re.compile(r"pip install ['\"]?\.(?:\[| |`|$)", re.MULTILINE)
+    wrong = {path for path in code if path != own and by_name.search(path.read_text("utf-8"))}
+    pattern = from_clone if PUBLISHED else by_name
+    wrong |= {path for path in pages if pattern.search(path.read_text("utf-8"))}
+    assert not wrong
+    assert ("not on PyPI yet" in (ROOT / "README.md").read_text("utf-8")) is not PUBLISHED
 
 
 def test_every_extra_that_doctor_looks_for_exists_and_something_uses_it() -> None:

@@ -24,14 +24,16 @@ from project.source_tree import (
     relative,
 )
 
-BASE = {"errors", "clocks", "types", "files"}
+BASE = {"errors", "clocks", "types", "files", "install", "request_options"}
 """Modules that every package above them may import."""
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "install": set(),
     "clocks": {"errors"},
     "files": {"errors"},
-    "audio": {"errors", "clocks", "files"},
-    "types": {"errors", "clocks", "files", "audio"},
+    "audio": {"errors", "clocks", "files", "install"},
+    "request_options": set(),
+    "types": {"errors", "clocks", "files", "audio", "request_options"},
     "text": BASE,
     "hub": BASE,
     "wren": BASE,

@@ -48,7 +48,7 @@ def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
 
 
 def test_every_voice_can_be_played(site: Path) -> None:
-    page = (site / "listening.html").read_text()
+    page = (site / "wren.html").read_text()
     players = re.findall(r'<audio controls preload="none" src="([^"]+)"', page)
     voices = list((ROOT / "src" / "nightingale" / "wren" / "voices").glob("*.safetensors"))
     assert len(players) == 4 * len(voices)

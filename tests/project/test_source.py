@@ -1,4 +1,4 @@
-"""Rules for every Python file: its length, its module docstring, and no effects on the process it runs in."""
+"""Rules for every Python file: its module docstring, and no effects on the process it runs in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from project.source_tree import SRC, parse, python_files, relative
 
-LINE_LIMIT = 400
 FORBIDDEN_CALLS = {
     "print": "return values and raise errors; only cli/ prints",
     "basicConfig": "logging handlers belong to the application",
@@ -59,15 +58,6 @@ def forbidden_calls(tree: ast.AST) -> list[tuple[str, str]]:
             if spelled in GLOBAL_SEEDS:
                 found.append((last, f"line {node.lineno}: {spelled}(): use the request's own generator"))
     return found
-
-
-def test_no_file_is_longer_than_400_lines() -> None:
-    found = {
-        relative(path): lines
-        for path in python_files()
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LINE_LIMIT
-    }
-    assert not found, f"over {LINE_LIMIT} lines, split by responsibility: {found}"
 
 
 def test_every_module_has_a_docstring() -> None:

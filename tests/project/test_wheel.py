@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from project.source_tree import ROOT
 
+from nightingale import __version__
+
 pytestmark = pytest.mark.package
 LIMIT_S = 50
 MAX_WHEEL_BYTES = 44 * 2**20
@@ -110,6 +112,14 @@ def test_the_wheel_of_the_lab_holds_its_package_with_data_and_a_description(tmp_
     assert archive.read(f"{about}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
+def test_both_commands_are_the_same_program(installed: Path, tmp_path: Path) -> None:
+    """`uvx nightingale-tts` and `pipx run nightingale-tts` look for a command with the name of the distribution."""
+    said = [
+        run(installed / name, "--version", cwd=tmp_path).stdout for name in ("nightingale", "nightingale-tts")
+    ]
+    assert said == [f"nightingale {__version__}\n"] * 2
+
+
 def test_the_wheel_is_small(wheel: Path) -> None:
     assert wheel.stat().st_size <= MAX_WHEEL_BYTES
 
@@ -133,7 +143,9 @@ def test_an_installed_wheel_has_the_pages_that_help_names(installed: Path, tmp_p
     assert shown == (ROOT / "docs" / "text.md").read_text()
 
 
-def test_without_the_lab_its_commands_say_what_to_install(installed: Path, tmp_path: Path) -> None:
+def test_without_the_lab_its_commands_say_what_to_install(
+    installed: Path, wheel: Path, tmp_path: Path
+) -> None:
     done = run(installed / "nightingale", "bench", cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "nightingale-tts[lab]" in done.stdout + done.stderr
+    assert f"pip install --find-links {wheel.parent} '{wheel}[lab]'" in done.stdout + done.stderr

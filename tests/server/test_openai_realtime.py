@@ -276,3 +276,44 @@ def test_openai_client(server: LiveServer) -> None:
     assert {"session.created", "session.updated", "response.created"} <= set(kinds)
     assert (len(audio) > 4800, text) == (True, "Good morning.")
     server.wait_until_idle()
+
+
+WRONG = [5, "x", [], {}, [5], {"a": 5}, True, 1e300, "\ud800", [[]], -1]
+SESSION_FIELDS = [
+    "output_modalities",
+    "modalities",
+    "voice",
+    "speed",
+    "language",
+    "seed",
+    "output_audio_format",
+]
+
+
+def test_values_of_a_wrong_type_are_errors_and_the_session_goes_on(socket: ClientConnection) -> None:
+    events: list[dict[str, Any]] = [{"type": value} for value in WRONG]
+    for value in WRONG:
+        events += [{"type": "session.update", "session": {name: value}} for name in SESSION_FIELDS]
+        events += [
+            {"type": "session.update", "session": value},
+            {"type": "session.update", "event_id": value},
+        ]
+        for audio in (value, {"output": value}, {"output": {"format": value}}, {"output": {"voice": value}}):
+            events.append({"type": "session.update", "session": {"audio": audio}})
+        for name in ("delete", "retrieve", "truncate"):
+            events.append({"type": f"conversation.item.{name}", "item_id": value, "audio_end_ms": value})
+        for item in (
+            value,
+            {"type": "message", "role": value, "content": value},
+            message("", role="system") | {"id": value},
+        ):
+            events.append({"type": "conversation.item.create", "item": item})
+        events.append({"type": "response.cancel", "response_id": value})
+        events.append({"type": "response.create", "response": {"input": value, "output_modalities": 5}})
+    for event in events:
+        socket.send(json.dumps(event))
+    send(socket, "conversation.item.retrieve", item_id="the last")
+    while "the last" not in error_of(socket)["message"]:
+        pass
+    send(socket, "session.update", session={"output_modalities": 5})
+    assert error_of(socket)["param"] == "output_modalities"

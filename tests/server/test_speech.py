@@ -13,6 +13,7 @@ import pytest
 from live_server import LiveServer
 from plain_http import HTTP
 
+from nightingale.request_options import NUMBERS
 from nightingale.server.openai.speech_routes import SpeechBody
 
 av = pytest.importorskip("av")
@@ -313,3 +314,10 @@ def test_long_text_is_streamed(server: LiveServer) -> None:
     assert len(sizes) > 3
     assert active[0] == 1
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_of_a_request_is_a_field_and_its_range_is_checked(server: LiveServer, name: str) -> None:
+    assert post(server, **{name: NUMBERS[name].kind(NUMBERS[name].limits[1])}).status_code == 200
+    error = error_of(post(server, **{name: NUMBERS[name].limits[1] + 1}))
+    assert (error["param"], error["code"]) == (name, "invalid_value")

@@ -17,8 +17,8 @@ from nightingale import TTS
 
 @pytest.fixture(scope="module")
 def reading(english: TTS) -> Iterator[LiveServer]:
-    """Return a server that normalizes English."""
-    with live_server(english) as running:
+    """Return a server that normalizes English, with an engine of its own limit."""
+    with TTS.over(english._model, max_chars=10_000) as tts, live_server(tts) as running:
         yield running
 
 
@@ -66,3 +66,20 @@ def test_a_request_has_a_lexicon_over_that_of_the_server(english: TTS, tmp_path:
         assert segments(running, input="Run nginx, kubectl.", lexicon=own) == ["Run engine X, koob C T L."]
         # A client cannot name a file of the server.
         assert post(running, input="Hi.", lexicon=str(path)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("text", "lexicon", "message"),
+    [
+        ("-" * 9950, {f"{'-' * 950}{number}": "dash" for number in range(1000)}, "a word of the lexicon"),
+        ("a " * 2000, {"a": "b " * 100_000}, "a respelling of the lexicon"),
+        ("a " * 2000, {"a": "b " * 400}, "with the respellings of the lexicon"),
+    ],
+)
+def test_a_lexicon_that_costs_too_much_is_refused(
+    reading: LiveServer, text: str, lexicon: dict[str, str], message: str
+) -> None:
+    answer = post(reading, input=text, lexicon=lexicon)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert post(reading, input="Run nginx.", lexicon={"nginx": "engine X"}).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from plain_http import HTTP
 
 from nightingale import TTS
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 from nightingale.server.tracing import Tracing, open_tracing
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
@@ -130,5 +132,5 @@ def test_spans_arrive_at_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"nightingale-tts\[otel\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("otel"))):
         open_tracing(enabled=True)

@@ -16,8 +16,6 @@ from starlette.testclient import TestClient
 
 from nightingale.server.web import web_routes
 
-LINE_LIMIT = 400
-
 
 @pytest.fixture
 def client() -> TestClient:
@@ -139,8 +137,3 @@ def test_every_referenced_id_exists_once() -> None:
     icons = {f"icon-{name}" for name in re.findall(r'(?:icon|iconButton)\("(\w+)"', scripts)}
     assert icons
     assert icons <= set(document.ids)
-
-
-def test_no_file_of_the_page_is_too_long() -> None:
-    lines = {name: content.count(b"\n") for name, (content, _) in web_routes.page_files().items()}
-    assert not {name: count for name, count in lines.items() if count > LINE_LIMIT}

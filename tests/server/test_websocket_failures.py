@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from live_server import EndlessService, LiveServer, live_server
+from starlette.websockets import WebSocket, WebSocketState
 from websockets.sync.client import connect
 
 from nightingale import TTS
+from nightingale.server.service.speech_turns import ClientGone
+from nightingale.server.websocket_io import ClientSocket
+from nightingale.server.websocket_protocol import LimitedWebSocketProtocol
 
 NATIVE = "/v1/audio/speech/stream"
 MULTI = "/v1/text-to-speech/noise/multi-stream-input?output_format=pcm_24000"
@@ -178,3 +184,114 @@ def test_flood_of_messages_is_held_back(server: LiveServer, path: str) -> None:
                 sent += 1
         assert 0 < sent < 1000
         check_served(server)
+
+
+INPUT = "/v1/text-to-speech/noise/stream-input?output_format=pcm_24000"
+LAST = {NATIVE: {"type": "ping"}, INPUT: {"text": ""}}
+
+
+@pytest.mark.parametrize("path", LAST)
+@pytest.mark.parametrize("text", ["- - - - - ", "-C![①-C![①"])
+def test_small_messages_cost_as_much_at_the_end_of_a_long_text(
+    server: LiveServer, path: str, text: str
+) -> None:
+    def cpu_s(messages: int) -> float:
+        start_s = time.process_time()
+        with connect(server.ws + path) as client:
+            for _ in range(messages):
+                client.send(json.dumps({**ASK[NATIVE], "text": text} if path == NATIVE else {"text": text}))
+            client.send(json.dumps(LAST[path]))
+            while isinstance(message := client.recv(60), bytes) or not (
+                '"pong"' in message or '"isFinal": true' in message
+            ):
+                pass
+        server.wait_until_idle()
+        return time.process_time() - start_s
+
+    cpu_s(10)
+    assert cpu_s(900) < 12 * max(0.05, cpu_s(225)), "four times the text is quadratic at 16, cubic at 64"
+
+
+REALTIME = "/v1/realtime"
+
+
+@pytest.mark.parametrize("path", [NATIVE, MULTI, REALTIME])
+def test_text_that_is_not_utf8_is_one_line_in_the_log(
+    server: LiveServer, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with RawSocket(server, path) as client:
+        client.frame(b"\xff\xfe")
+        wait_for(lambda: any("not UTF-8" in record.msg for record in caplog.records))
+    server.wait_until_idle()
+    assert all(record.levelno <= logging.INFO and not record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("path", [NATIVE, REALTIME])
+def test_a_client_that_leaves_in_the_greeting_is_one_line_in_the_log(
+    server: LiveServer, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_socket: ClientSocket, _message: dict[str, Any]) -> None:
+        raise ClientGone
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(ClientSocket, "json", gone)
+    with RawSocket(server, path):
+        wait_for(lambda: any("left before" in record.msg for record in caplog.records))
+    server.wait_until_idle()
+    assert all(record.levelno <= logging.INFO and not record.exc_info for record in caplog.records)
+
+
+def test_pings_of_a_client_that_does_not_read_take_no_memory_and_end_the_connection(brief: TTS) -> None:
+    pings = (b"\x89\xfd" + bytes(4) + b"?" * 125) * 1000  # masked with zeros
+    pending: list[int] = []
+
+    class Watched(LimitedWebSocketProtocol):
+        def handle_ping(self) -> None:
+            super().handle_ping()
+            pending.append(self.transport.get_write_buffer_size())
+
+    def flood(client: RawSocket) -> None:
+        for _ in range(2000):
+            client.raw.sendall(pings)
+
+    with (
+        live_server(brief, send_timeout=0.5, websockets=Watched) as server,
+        RawSocket(server, NATIVE) as client,
+    ):
+        with pytest.raises(ConnectionError):
+            flood(client)
+        check_served(server)
+    assert len(pending) > 3000, "more was sent than the kernel's buffers hold"
+    assert max(pending) < 500_000
+
+
+def test_messages_that_arrive_at_once_are_not_handled_at_once() -> None:
+    """Other tasks of the event loop run between them."""
+
+    class Queued:
+        client_state, left = WebSocketState.CONNECTED, 100
+
+        async def receive(self) -> dict[str, Any]:
+            self.left -= 1
+            return {"type": "websocket.receive" if self.left >= 0 else "websocket.disconnect", "text": "{}"}
+
+    async def run() -> int:
+        rounds, handled = 0, asyncio.Event()
+
+        async def count() -> None:
+            nonlocal rounds
+            while not handled.is_set():
+                rounds += 1
+                await asyncio.sleep(0)
+
+        async def handle(_message: str | bytes) -> None:
+            pass
+
+        other = asyncio.create_task(count())
+        await ClientSocket(cast(WebSocket, Queued()), 1.0).receive(handle)
+        handled.set()
+        await other
+        return rounds
+
+    assert asyncio.run(run()) >= 100

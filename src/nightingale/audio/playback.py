@@ -16,6 +16,7 @@ from typing import IO, Any, Final, Protocol, Self
 
 from nightingale.audio.samples import Samples, check_samples, pcm16
 from nightingale.errors import OutputError
+from nightingale.install import install_command
 
 PLAYERS: Final = {
     "pw-cat": ("--playback", "--raw", "--format=s16", "--rate={rate}", "--channels=1", "-"),
@@ -172,5 +173,5 @@ def _cannot_play(got: str) -> OutputError:
     return OutputError(
         "audio cannot be played here",
         got=got,
-        fix="Install a player (pip install 'nightingale-tts[play]'), or write a file.",
+        fix=f"Install a player ({install_command('play')}), or write a file.",
     )

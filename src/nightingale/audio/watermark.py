@@ -19,13 +19,13 @@ import numpy as np
 from nightingale.audio.samples import Samples
 from nightingale.clocks import CLOCKS
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 
 CONTEXT_S: Final = 0.3
 """Audio before a chunk that is marked with it."""
 LEAST_S: Final = 0.1
 """The shortest audio that is marked; the marker's windows have 64 ms."""
 FADE_S: Final = 0.005
-INSTALL: Final = "pip install 'nightingale-tts[watermark]'"
 
 
 @cache
@@ -39,14 +39,14 @@ def open_marker() -> Any:
         import perth
     except ImportError as error:
         raise ConfigError(
-            "watermarks need the package resemble-perth", got=str(error), fix=INSTALL
+            "watermarks need the package resemble-perth", got=str(error), fix=install_command("watermark")
         ) from error
     if perth.PerthImplicitWatermarker is None:  # its own import failed, and it does not say so
         raise ConfigError(
             "the package resemble-perth cannot load its network",
             got="an import inside the package failed",
             allowed="setuptools below 81, which has pkg_resources",
-            fix=INSTALL,
+            fix=install_command("watermark"),
         )
     with contextlib.redirect_stdout(io.StringIO()):  # it prints, and stdout may be a WAV file
         return perth.PerthImplicitWatermarker()

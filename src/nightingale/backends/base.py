@@ -23,22 +23,26 @@ from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
+from nightingale.install import install_command
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 TORCH_MISSING: Final = "PyTorch is not installed"
-INSTALL_TORCH: Final = (
-    "Install PyTorch: pip install 'nightingale-tts[torch]'. On a machine without a GPU, add "
-    "--extra-index-url https://download.pytorch.org/whl/cpu to leave out CUDA's libraries."
-)
 Role = Literal["decoder", "renderer"]
 """The two roles that a profile has preferences for."""
 DEFAULT_SLOTS: Final = 8
 """Utterances that are decoded at once, where neither the profile nor the device says how many."""
 Made = TypeVar("Made")
+
+
+def how_to_install_torch() -> str:
+    return (
+        f"Install PyTorch: {install_command('torch')}. On a machine without a GPU, add "
+        "--extra-index-url https://download.pytorch.org/whl/cpu to leave out CUDA's libraries."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class Machine:
     """The reason why a GPU that is present cannot be used, if any."""
     free_bytes: int | None = None
     """Free GPU memory."""
+    auto_reason: str | None = None
+    """The reason why `device="auto"` took it and looked at no GPU, if it did so."""
 
     @property
     def kind(self) -> str:
@@ -113,7 +119,7 @@ class ModelSource:
     ) -> None:
         """Args:
         info: The model's description.
-        files: Paths of the weights by role: "t3", "s3gen", "voice_encoder", "draft".
+        files: Paths of the weights by role: "t3", "s3gen", "voice_encoder".
         packed: The files are in wren's compact format and must be unpacked.
         loaded: Objects that exist already, by the key that backends ask for.
         """
@@ -141,15 +147,6 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftModel:
-    """A loaded model that drafts tokens for another one."""
-
-    source: ModelSource
-    encode: Callable[[str], list[int]]
-    """Text to the draft model's text ids."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The profile, the device and the precision that a backend is opened for."""
 
@@ -159,8 +156,6 @@ class Setup:
     """float32, bfloat16, int8, or one that the backend names (`profiles.ONNX_PRECISIONS`)."""
     threads: int | None = None
     """CPU threads for this role; None leaves the choice to the backend."""
-    draft: DraftModel | None = None
-    """Another model that drafts, where the profile names one."""
     voice: Voice | None = None
     """A voice to warm up with."""
 
@@ -178,8 +173,8 @@ class Decoder(Protocol):
 
     max_prefills: int
     """Prompts that may be prefilled between two decode steps."""
-    kv_budget: KVBudget
-    """KV cache bytes that utterances need and use."""
+    kv_cache_size: KVCacheSize
+    """KV cache bytes that utterances use."""
     traces_attention: bool
     """True if it gives the trace of a prompt its queries and keys, so that words can be timed."""
 

@@ -7,7 +7,6 @@ prints it. Options can be added after a profile's name: `balanced+stream=block+f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast, get_args
@@ -43,15 +42,6 @@ class Profile:
     decoder: tuple[Preference, ...] = ()
     renderer: tuple[Preference, ...] = ()
     """Preferences, best first. The reference backend is used where none of them is supported."""
-    draft: str = ""
-    """Draft for speculative decoding (docs/speculative.md): "head" for the draft head that came
-    with the model, "lookup", a file of weights, or another model. Empty: none."""
-    cache: str = ""
-    """Precision of the KV cache (docs/kv-cache.md): "int8" or "fp8". Empty: that of the weights."""
-    keep: int = 100
-    """Percent of the generated positions that stay in the KV cache; the prompt is always kept."""
-    memory_bytes: int = 0
-    """Limit of the KV cache over all utterances; requests that do not fit wait. 0: limited by slots only."""
     slots: int | None = None
     """Utterances that are decoded at once. None: as many as suit the device."""
     queue_limit: int = 64
@@ -74,11 +64,6 @@ class Profile:
     def smallest_block_tokens(self) -> int:
         """Size of the smallest block, where the model has no other."""
         return self.first_block_tokens or 8
-
-    @property
-    def needs_torch_kv_cache(self) -> bool:
-        """True if T3's KV cache must be one of the PyTorch backend's compressed ones."""
-        return bool(self.cache) or self.keep < 100
 
 
 OFFICIAL: Final = ("english", "multilingual", "turbo", "nano")
@@ -112,7 +97,7 @@ BALANCED: Final = Profile(
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
         Preference("onnx", "int8", models=("wren",)),
-        # Each network in int8 if its error with the loaded weights is small (docs/internals/cpu-kernels.md).
+        # Each network in int8 if its error with the loaded weights is small (docs/internals/kernels.md).
         Preference("cpu", "int8", warn=False, models=OFFICIAL),
         Preference("onnx", "int8", warn=False, models=OFFICIAL),
         Preference("cpu", "float32", warn=False, models=OFFICIAL),
@@ -173,7 +158,7 @@ def profile_named(name: str | None, *, default: str = "balanced") -> Profile:
     for option in options:
         key, _, value = option.partition("=")
         if key not in OPTIONS:
-            raise _bad("unknown profile option", option, ", ".join(f"{k}=…" for k in OPTIONS), "cache=int8")
+            raise _bad("unknown profile option", option, ", ".join(f"{k}=…" for k in OPTIONS), "flow_steps=6")
         field, read = OPTIONS[key]
         changes[field] = read(value)
     if PROFILES[plain].stream not in (None, changes.get("stream", PROFILES[plain].stream)):
@@ -204,16 +189,6 @@ def _first_block_tokens(value: str) -> int:
     )
 
 
-def _cache(value: str) -> str:
-    if value not in ("int8", "fp8"):
-        raise _bad("unknown KV cache precision", value, "int8, fp8", "cache=int8")
-    return value
-
-
-def _keep(value: str) -> int:
-    return _whole_number("not a share of the KV cache, in percent", value, range(10, 101), "keep=50")
-
-
 def _preference(value: str) -> tuple[Preference, ...]:
     if value not in ONNX_PRECISIONS:
         raise _bad("unknown precision", value, ", ".join(ONNX_PRECISIONS), "renderer=float16")
@@ -238,13 +213,6 @@ def _whole_number(what: str, value: str, allowed: range, example: str) -> int:
     return int(value)
 
 
-def _bytes(value: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", value)
-    if found is None or not float(found[1]):
-        raise _bad("not an amount of memory", value, "bytes, or a number with K, M or G", "memory=40G")
-    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))
-
-
 def _bad(what: str, got: str, allowed: str, example: str) -> ConfigError:
     param = example.rpartition("+")[2].partition("=")[0]
     fix = f"For example: balanced+{example}"
@@ -262,10 +230,6 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "stream": ("stream", _stream),
     "flow_steps": ("flow_steps", _flow_steps),
     "first_block_tokens": ("first_block_tokens", _first_block_tokens),
-    "cache": ("cache", _cache),
-    "keep": ("keep", _keep),
-    "memory": ("memory_bytes", _bytes),
-    "draft": ("draft", str),
     "slots": ("slots", _slots),
     "decoder": ("decoder", _decoder),
     "renderer": ("renderer", _preference),

@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 
 from nightingale.backends.base import (
     DEFAULT_SLOTS,
-    INSTALL_TORCH,
     Backend,
     Decoder,
-    DraftModel,
     Machine,
     ModelInfo,
     ModelSource,
     Renderer,
     Role,
     Setup,
+    how_to_install_torch,
 )
 from nightingale.backends.profiles import INT4, Preference, Profile
 from nightingale.errors import ConfigError, DeviceError
@@ -62,6 +61,12 @@ class Choice:
     def precision(self) -> str:
         return self.setup.precision
 
+    def __str__(self) -> str:
+        return f"{self.backend.name} {self.precision}"
+
+    def __repr__(self) -> str:
+        return f"<Choice {self.role} {self}>"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -72,6 +77,23 @@ class Plan:
     machine: Machine
     decoder: Choice
     renderer: Choice
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.summary}>"
+
+    @property
+    def heading(self) -> str:
+        """Model, profile and device, in words."""
+        machine = self.machine
+        return (
+            f"{self.model}, {self.profile.name}, on {machine.device} ({machine.name}, {machine.instructions})"
+        )
+
+    @property
+    def summary(self) -> str:
+        """The plan in one line."""
+        backends = (f"{choice.role} {choice}" for choice in self.choices)
+        return "; ".join((self.heading, *backends, f"stream {self.profile.stream}"))
 
     @property
     def choices(self) -> tuple[Choice, Choice]:
@@ -90,14 +112,12 @@ class Plan:
         ]
 
 
-def open_plan(
-    plan: Plan, source: ModelSource, *, voice: Voice | None, draft: DraftModel | None
-) -> tuple[Decoder, Renderer]:
+def open_plan(plan: Plan, source: ModelSource, *, voice: Voice | None) -> tuple[Decoder, Renderer]:
     """Open the backends of a plan, both at the same time where the threads of the decoder are known before."""
     renderer_backend, setup = plan.renderer.backend, replace(plan.renderer.setup, voice=voice)
 
     def open_decoder(threads: int | None) -> Decoder:
-        decoder_setup = replace(plan.decoder.setup, threads=threads, draft=draft)
+        decoder_setup = replace(plan.decoder.setup, threads=threads)
         return plan.decoder.backend.open_decoder(source, decoder_setup)
 
     threads = renderer_backend.decoder_threads()
@@ -110,14 +130,27 @@ def open_plan(
         return decoder, opening.result()
 
 
-def find_machine(backends: Sequence[Backend], device: str) -> Machine:
-    """Describe the device a user asked for; "auto" is the best one that any backend brings."""
+def find_machine(backends: Sequence[Backend], device: str, model: ModelInfo | None = None) -> Machine:
+    """Describe the device a user asked for.
+
+    Args:
+        backends: All backends; the first one that brings the device describes it.
+        device: Its name. "auto" is the first device of a backend that is measured to be faster than the CPU for the
+            model, and else the CPU.
+        model: What will run on it. None: "auto" is the first device that any backend brings.
+    """
     let_idle_threads_sleep()
+    cpu = Machine(device="cpu", name="cpu", instructions=platform.machine())
+    allowed = model.defaults.auto_devices if model is not None and device == "auto" else None
+    if model is not None and allowed is not None and not allowed:
+        # No GPU is looked for, which would import PyTorch.
+        return replace(cpu, auto_reason=f"no GPU path is measured faster for {model.name}")
     for backend in backends:
-        if (machine := backend.probe(device)) is not None:
+        machine = backend.probe(device)
+        if machine is not None and (allowed is None or machine.kind in ("cpu", *allowed)):
             return machine
     if device in ("auto", "cpu"):
-        return Machine(device="cpu", name="cpu", instructions=platform.machine())
+        return cpu
     raise DeviceError(
         "the device cannot be used",
         got=repr(device),
@@ -129,7 +162,7 @@ def find_machine(backends: Sequence[Backend], device: str) -> Machine:
 def let_idle_threads_sleep() -> None:
     """Let the threads of PyTorch's OpenMP sleep between two products, on x86 and unless the user has set a policy.
 
-    By default they spin, on the cores that the CPU backend's own threads need (docs/internals/cpu-kernels.md). OpenMP
+    By default they spin, on the cores that the CPU backend's own threads need (docs/internals/kernels.md). OpenMP
     reads the policy when PyTorch is imported. ARM showed no difference.
     """
     if platform.machine().lower() in X86 and "torch" not in sys.modules:
@@ -191,7 +224,7 @@ def select(
         raise ConfigError(
             f"no backend can run the {role} of the model {model.name!r} here",
             got="; ".join(f"{s.backend}: {s.reason}" for s in skipped),
-            fix=INSTALL_TORCH,
+            fix=how_to_install_torch(),
         )
 
     fallback = "float32" if dtype == "auto" else dtype

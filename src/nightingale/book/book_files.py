@@ -22,6 +22,7 @@ from nightingale.audio.encoders.streaming import (
 from nightingale.clocks import CLOCKS
 from nightingale.errors import ConfigError
 from nightingale.files import whole_file
+from nightingale.install import install_command
 from nightingale.types import Samples
 
 BOOK_SUFFIX: Final = ".m4b"
@@ -152,5 +153,5 @@ def check_book_file(suffix: str, rate_hz: int, bit_rate: int | None) -> None:
         raise ConfigError("no such bit rate", got=got, allowed=allowed, param="bitrate")
     installed = version("av") if find_spec("av") is not None else "none"
     if installed == "none" or int(installed.partition(".")[0]) < MIN_AV:
-        fix = "pip install 'nightingale-tts[book]'"
+        fix = install_command("book")
         raise ConfigError("books need the package av", got=installed, allowed=f"{MIN_AV} or newer", fix=fix)

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 from nightingale.cli.console import note
 from nightingale.errors import ConfigError, NightingaleError, OutputError, TextError
 from nightingale.files import is_device_name
+from nightingale.request_options import NUMBERS
 
 if TYPE_CHECKING:
     from nightingale.engine import TTS
     from nightingale.types import Audio
 
 MANIFEST = "manifest.jsonl"
-NUMBERS = {"seed": int, "temperature": float, "top_p": float, "min_p": float, "repetition_penalty": float,
-           "cfg_weight": float, "exaggeration": float, "speed": float}  # fmt: skip
 COLUMNS = ("text", "id", "voice", "language", *NUMBERS)
 """Columns of a CSV file, and keys of a line of JSON."""
 MAX_THREADS = 16
@@ -46,7 +45,8 @@ class BatchLine:
 
     def key(self, **settings: Any) -> str:
         """Return a digest of all that the recording depends on."""
-        whole = {"text": self.text, **self.controls, **settings}
+        given = {name: value for name, value in self.controls.items() if value is not None}
+        whole = {"text": self.text, **given, **settings}
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -218,7 +218,7 @@ def _line(where: str, number: str, row: dict[Any, Any], controls: Mapping[str, A
     own: dict[str, Any] = {}
     for control, value in row.items():
         try:
-            own[control] = NUMBERS[control](value) if control in NUMBERS else str(value)
+            own[control] = NUMBERS[control].kind(value) if control in NUMBERS else str(value)
             if control in NUMBERS:
                 check_control(control, own[control])
         except (ValueError, TypeError) as error:

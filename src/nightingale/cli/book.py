@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
+from nightingale.cli.arguments import given_options
 from nightingale.cli.console import format_clock, note, parse_options, progress_bar, progress_line
 from nightingale.cli.option_defaults import takes_defaults
-from nightingale.cli.options import argument, of_model, option
+from nightingale.cli.options import argument, option
 from nightingale.cli.say import open_engine
 from nightingale.cli.say_output import parse_bit_rate
 from nightingale.errors import ConfigError, OutputError, raising_memory_full
@@ -26,19 +27,6 @@ if TYPE_CHECKING:
     from nightingale.engine import TTS
 
 Text = str | None
-Number = float | None
-CONTROLS = (
-    "voice",
-    "language",
-    "seed",
-    "temperature",
-    "cfg_weight",
-    "exaggeration",
-    "speed",
-    "strict",
-    "lexicon",
-)
-"""Options that are arguments of `TTS.say`."""
 MAX_PROBLEMS = 5
 """The number of ACX's problems that are printed; --json has all."""
 MAX_SHOWN_CHARS = 30
@@ -66,10 +54,6 @@ def book(
         Text, option("Language code, for multilingual models.", "-l", "--language", default="the book's")
     ] = None,
     seed: Annotated[int | None, option("The same seed gives the same audio.", default="0")] = None,
-    temperature: Annotated[Number, of_model("Sampling temperature.")] = None,
-    cfg_weight: Annotated[Number, of_model("Classifier-free guidance; 0 is off and faster.")] = None,
-    exaggeration: Annotated[Number, of_model("Strength of emotion.")] = None,
-    speed: Annotated[Number, option("0.25 to 4.0; keeps the pitch.", default="1.0")] = None,
     title: Annotated[Text, option("The title.", default="the book's")] = None,
     author: Annotated[Text, option("The author.", default="the book's")] = None,
     cover: Annotated[Path | None, option("A JPEG or PNG image.", default="the book's")] = None,
@@ -107,6 +91,7 @@ def book(
     watermark: options.Watermark = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
+    **request: Any,
 ) -> None:
     """Speak BOOK into an audiobook with chapters. The same command again goes on where it stopped."""
     asked = SimpleNamespace(**locals(), stream=None)
@@ -134,7 +119,8 @@ def book(
     plans = plan_passages(found, language=language_code, dialogue_voice=dialogue_voice)
     if report is not None and not report.parent.is_dir():
         raise OutputError("the report cannot be written", got=f"{report} (no such folder)")
-    controls = {name: getattr(asked, name) for name in CONTROLS}
+    own = {"voice": voice, "language": language, "seed": seed, "strict": strict, "lexicon": lexicon}
+    controls = {**own, **given_options(request)}
     tts = open_engine(asked, controls, model_options)
     if watermark:  # marked sentences are others in the cache
         model_options["watermark"] = True

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from nightingale.cli import options
 from nightingale.cli.console import note, parse_options, progress_line
 from nightingale.cli.options import argument, option
+from nightingale.cli.serve import read_flags
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 
 Text = str | None
 Number = int | None
@@ -18,7 +20,19 @@ Address = Annotated[
     option("Address of a Ray cluster, such as 10.0.0.5:6379.", default="RAY_ADDRESS, or Ray on this machine"),
 ]
 Voices = Annotated[str | None, option("Folder or URL of the voices that all nodes share.", metavar="DIR|URL")]
-MISSING = "pip install 'nightingale-tts[ray]'"
+SERVER_FLAGS = (
+    "host",
+    "port",
+    "model",
+    "option",
+    "device",
+    "profile",
+    "voice",
+    "api_key_file",
+    "keys_file",
+    "insecure",
+)
+"""Settings of the server that are flags of `cluster serve`."""
 
 
 def serve(
@@ -35,20 +49,11 @@ def serve(
         float, option("Seconds in which a replica that stops lets running speech finish.", default=True)
     ] = 600.0,
     config: Annotated[Path | None, option("A TOML file with settings of the server.")] = None,
-    host: Annotated[Text, option("Address to listen on, on every node; 127.0.0.1 if not set.")] = None,
-    port: Annotated[Number, option("Port to listen on; 8880 if not set.")] = None,
-    model: options.Model = None,
-    choices: options.Choices = None,
-    device: Annotated[Text, option("auto, cpu, cuda, cuda:1, mlx, mps.")] = None,
-    profile: options.Profile = None,
-    voice: Annotated[Text, option("Voice for requests that name none.", "-v", "--voice")] = None,
-    api_key_file: Annotated[Path | None, option("File with accepted keys, on every node.")] = None,
-    keys_file: Annotated[Path | None, option("File of tenants (docs/tenants.md), on every node.")] = None,
-    insecure: Annotated[bool | None, option("Serve other machines without a key.", "--insecure")] = None,
+    **settings: Annotated[Any, *SERVER_FLAGS],
 ) -> None:
     """Serve from replicas on a Ray cluster, with the routes of `nightingale serve`.
 
-    Other settings of the server are read from the environment and from nightingale.toml (docs/configuration.md).
+    Other settings of the server are read from the environment and from nightingale.toml (docs/running.md).
     """
     try:
         from nightingale.ray.cluster_settings import ClusterSettings
@@ -56,18 +61,9 @@ def serve(
         from nightingale.server.settings import ServerSettings
     except ImportError as error:
         raise ConfigError(
-            "the packages of the cluster are not installed", got=str(error), fix=MISSING
+            "the packages of the cluster are not installed", got=str(error), fix=install_command("ray")
         ) from error
-    flags: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "model": model,
-        "device": device,
-        "profile": profile,
-        "voice": voice,
-    }
-    flags |= {"api_key_file": api_key_file, "keys_file": keys_file, "insecure": insecure}
-    server = ServerSettings.load(config, **flags, option=parse_options(choices) if choices else None)
+    server = ServerSettings.load(config, **read_flags(settings))
     server.check_bind()
     if server.wyoming:
         raise ConfigError(
@@ -75,7 +71,7 @@ def serve(
             got=f"--wyoming {server.wyoming}",
             fix="Leave it out, or serve Wyoming with `nightingale serve` on one machine.",
         )
-    settings = ClusterSettings.load(
+    cluster = ClusterSettings.load(
         {
             "replicas": replicas,
             "gpus_per_replica": gpus_per_replica,
@@ -87,7 +83,7 @@ def serve(
             "server": plain_settings(server),
         }
     )
-    serve_cluster(settings, server, address, note)
+    serve_cluster(cluster, server, address, note)
 
 
 def plain_settings(server: Any) -> dict[str, Any]:
@@ -125,14 +121,14 @@ def speak(
 ) -> None:
     """Speak a library of text on a Ray cluster. Run it again to continue: only what is missing is spoken.
 
-    A row has a text (column text, input or sentence) and may have id, voice, language, seed, speed, temperature,
-    exaggeration and cfg_weight.
+    A row has a text (column text, input or sentence) and may have id, voice, language, and the numbers among the
+    options of `nightingale say`, such as seed and speed.
     """
     try:
         from nightingale.ray.batch_run import BatchSettings, run_batch
     except ImportError as error:
         raise ConfigError(
-            "the packages of the cluster are not installed", got=str(error), fix=MISSING
+            "the packages of the cluster are not installed", got=str(error), fix=install_command("ray")
         ) from error
     server = {"model": model, "option": parse_options(choices), "profile": profile, "device": device}
     defaults = {"voice": voice, "language": language, "seed": seed}

@@ -10,10 +10,11 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
-from typer.core import TyperGroup
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from nightingale import __version__
 from nightingale.cli import (
@@ -31,9 +32,11 @@ from nightingale.cli import (
     serve,
     voices,
 )
+from nightingale.cli.arguments import parameters_of
 from nightingale.cli.console import exit_on_error
 from nightingale.cli.options import Argument, Option
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 
 LAB_COMMANDS = {
     "verify": "Check the quality of a model's speech.",
@@ -45,6 +48,23 @@ LAB_COMMANDS = {
 
 
 HYPHEN_HINT = 'A text that begins with a hyphen comes after --: nightingale say -- "-5 degrees"'
+QUOTE_HINT = 'Quote the text: nightingale say "Hello there"'
+SAY_HINT = 'A text comes after say: nightingale say "Hello there"'
+MEANT = {
+    "--output": "--out",
+    "--rate": "--speed",
+    "--lang": "--language",
+    "clone": "voices add",
+    "download": "models pull",
+    "list": "models list",
+    "pull": "models pull",
+    "server": "serve",
+    "speak": "say",
+    "synthesize": "say",
+    "tts": "say",
+    "version": "--version",
+}
+"""Options and commands that people expect, and ours in their place."""
 
 
 class ErrorHandlingGroup(TyperGroup):
@@ -55,11 +75,34 @@ class ErrorHandlingGroup(TyperGroup):
             try:
                 return super().invoke(ctx)
             except Exception as error:
-                # typer's NoSuchOption, whose module depends on typer's version.
-                unknown = getattr(error, "option_name", None)
-                if isinstance(unknown, str) and len(unknown) == 2 and hasattr(error, "message"):
-                    error.message += f". {HYPHEN_HINT}"
+                _add_hint(error)
                 raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if " " in args[0]:
+                error.message = f"No such command {args[0]!r}. {SAY_HINT}"  # type: ignore[attr-defined]
+            elif args[0] in MEANT:
+                meant = f"nightingale {MEANT[args[0]]}"
+                error.message = f"No such command {args[0]!r}. It is: {meant}"  # type: ignore[attr-defined]
+            raise
+
+
+def _add_hint(error: Any) -> None:
+    """Name the right word in typer's errors, whose module depends on typer's version."""
+    unknown, message = getattr(error, "option_name", None), getattr(error, "message", None)
+    if not isinstance(message, str):
+        return
+    if isinstance(unknown, str) and hasattr(error, "possibilities"):  # not a missing argument of an option
+        known = {name for one in error.ctx.command.params for name in one.opts}
+        if MEANT.get(unknown) in known:
+            error.message, error.possibilities = f"{message}. It is: {MEANT[unknown]}", []
+        elif len(unknown) == 2:
+            error.message = f"{message}. {HYPHEN_HINT}"
+    elif message.startswith("Got unexpected extra argument") and error.ctx.command.name == "say":
+        error.message = f"{message}. {QUOTE_HINT}"
 
 
 # rich_markup_mode=None: plain help prints faster, and docs/cli.md contains it.
@@ -90,13 +133,33 @@ def add_command(group: typer.Typer, name: str, command: Callable[..., None], **s
     def described(*arguments: Any, **options: Any) -> None:
         command(*arguments, **options)
 
-    hints = get_type_hints(command, include_extras=True)
-    described.__annotations__ = {parameter: _with_typer(hint) for parameter, hint in hints.items()}
-    own = inspect.signature(command)
-    described.__signature__ = own.replace(  # type: ignore[attr-defined]
-        parameters=[p.replace(annotation=described.__annotations__[p.name]) for p in own.parameters.values()]
-    )
+    parameters = [
+        one.replace(annotation=_with_typer(one.annotation)) for one in parameters_of(command).values()
+    ]
+    described.__annotations__ = {one.name: one.annotation for one in parameters}
+    described.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     group.command(name, **settings)(described)
+
+
+def add_server_command(group: typer.Typer, name: str, command: Callable[..., None]) -> None:
+    """Add a command with settings of the server as flags, made when it is used: their class imports pydantic."""
+
+    class ServerCommand(TyperCommand):
+        def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+            made = typer.Typer(add_completion=False, **_PLAIN)
+            try:
+                add_command(made, name, command)
+            except ImportError as error:
+                fix = install_command("server")
+                raise ConfigError(
+                    "the packages of the server are not installed", got=str(error), fix=fix
+                ) from error
+            return typer.main.get_command(made).make_context(info_name, args, parent, **extra)
+
+    def listed() -> None: ...
+
+    listed.__doc__ = command.__doc__
+    group.command(name, cls=ServerCommand)(listed)
 
 
 def _with_typer(hint: Any) -> Any:
@@ -112,9 +175,9 @@ def _add_lab_command(name: str) -> None:
     """Add a command of nightingale_lab or, if that is not installed, one that says how to install it."""
 
     def missing(_: typer.Context) -> None:
-        raise ConfigError(f"`nightingale {name}` is not installed", fix="pip install 'nightingale-tts[lab]'")
+        raise ConfigError(f"`nightingale {name}` is not installed", fix=install_command("lab"))
 
-    missing.__doc__ = f"{LAB_COMMANDS[name]} Needs `pip install 'nightingale-tts[lab]'`."
+    missing.__doc__ = f"{LAB_COMMANDS[name]} Needs the extra `lab`."
     command: Callable[..., None] = missing
     try:
         command = getattr(import_module(f"nightingale_lab.cli.{name}"), name)
@@ -129,7 +192,7 @@ add_command(app, "say", say.say)
 add_command(app, "book", book.book)
 add_command(app, "convert", convert.convert)
 add_command(app, "detect", detect.detect)
-add_command(app, "serve", serve.serve)
+add_server_command(app, "serve", serve.serve)
 add_command(app, "doctor", doctor.doctor)
 add_command(app, "docs", docs.docs)
 add_command(app, "export", export.export)
@@ -152,7 +215,7 @@ add_command(keys_app, "list", keys.list_tenants)
 add_command(keys_app, "add", keys.add_tenant)
 add_command(keys_app, "rotate", keys.rotate)
 add_command(keys_app, "remove", keys.remove_tenant)
-add_command(cluster_app, "serve", cluster.serve)
+add_server_command(cluster_app, "serve", cluster.serve)
 add_command(cluster_app, "speak", cluster.speak)
 
 

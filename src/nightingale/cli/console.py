@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.install import install_command, other_package
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
@@ -23,6 +24,18 @@ def print_error(error: NightingaleError) -> None:
     for label, part in (("got:", error.got), ("allowed:", error.allowed), ("fix:", error.fix)):
         if part is not None:
             note(f"  {label:<8} {part}")
+
+
+def check_import_name() -> None:
+    """Raise ConfigError if another package with our import name is installed, since its files replace ours."""
+    name = other_package()
+    if name is not None:
+        again = install_command().replace("pip install", "pip install --force-reinstall --no-deps", 1)
+        raise ConfigError(
+            "another package has the import name of nightingale-tts and overwrites its files",
+            got=f"the installed package {name}",
+            fix=f"Run pip uninstall {name}, then {again}",
+        )
 
 
 @contextmanager

@@ -18,9 +18,10 @@ import typer
 
 from nightingale import __version__
 from nightingale.cli import options
-from nightingale.cli.console import format_size
+from nightingale.cli.console import check_import_name, format_size
 from nightingale.cli.options import option
 from nightingale.errors import DeviceError, NightingaleError
+from nightingale.install import install_command
 
 EXTRAS = {
     "hub": "huggingface_hub", "cpu": "llvmlite", "ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx",
@@ -84,9 +85,11 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
             json.dumps({**about, "machine": asdict(machine), "choices": choices, "weights_missing": missing})
         )
         return
-    print(f"{plan.model}, {plan.profile.name}, on {machine.device} ({machine.name}, {machine.instructions})")
+    print(plan.heading)
+    if machine.auto_reason:
+        print(f"auto      {machine.device}, because {machine.auto_reason}")
     for choice in plan.choices:
-        print(f"{choice.role:<10}{choice.backend.name:<8}{choice.precision}")
+        print(f"{choice.role:<10}{choice}")
         for skipped in choice.skipped:
             print(f"{'':<10}skipped {skipped.backend} {skipped.precision}: {skipped.reason}")
         tried = {choice.backend.name, *(skipped.backend for skipped in choice.skipped)}
@@ -102,13 +105,15 @@ def _software() -> Iterator[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
     yield Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}")
+    try:
+        check_import_name()
+    except NightingaleError as error:
+        yield Finding("import name", str(error), ok=False)
     yield Finding("python", f"{platform.python_version()} ({sys.executable})", ok=True)
     try:
         yield Finding("torch", version("torch"), ok=True)
     except PackageNotFoundError:
-        yield Finding(
-            "torch", "absent: pip install 'nightingale-tts[torch]', for the official models and GPUs"
-        )
+        yield Finding("torch", f"absent: {install_command('torch')}, for the official models and GPUs")
 
 
 def _hardware() -> Iterator[Finding]:
@@ -146,7 +151,7 @@ def _files() -> Iterator[Finding]:
     yield Finding("models here", ", ".join(complete) or "none of " + ", ".join(CARDS))
     yield Finding("voices", f"{len(entries())} ({voices_folder()})")
     for extra, module in EXTRAS.items():
-        absent = f"absent: pip install 'nightingale-tts[{extra}]'"
+        absent = f"absent: {install_command(extra)}"
         yield Finding(f"extra {extra}", module if find_spec(module) else absent)
 
 

@@ -11,6 +11,7 @@ from nightingale.cli import options
 from nightingale.cli.console import note
 from nightingale.cli.options import argument, option
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 
 if TYPE_CHECKING:
     from nightingale.server.tenants.key_file import Tenant
@@ -144,7 +145,7 @@ def _path(keys_file: Path | None) -> Path:
         raise ConfigError(
             "the packages of the server are not installed",
             got=str(error),
-            fix="pip install 'nightingale-tts[server]'",
+            fix=install_command("server"),
         ) from error
     configured = ServerSettings.load().keys_file
     if configured is None:

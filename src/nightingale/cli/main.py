@@ -13,7 +13,7 @@ import sys
 from io import TextIOWrapper
 
 from nightingale.cli.arguments import parse_plain
-from nightingale.cli.console import INTERRUPTED, exit_on_error
+from nightingale.cli.console import INTERRUPTED, check_import_name, exit_on_error
 from nightingale.cli.say import say
 
 
@@ -34,7 +34,12 @@ def main() -> None:
             with exit_on_error():
                 say(**plain)
             return
-        from nightingale.cli.commands import app
+        try:
+            from nightingale.cli.commands import app
+        except ImportError:
+            with exit_on_error():
+                check_import_name()
+            raise
 
         gc.enable()
         app()

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
+from nightingale.cli.arguments import parameters_of
 from nightingale.cli.options import Option
 from nightingale.errors import ConfigError
 
-NOT_DEFAULTS = frozenset({"return", "file", "batch", "config", "as_json", "show_list"})
+NOT_DEFAULTS = frozenset({"file", "batch", "config", "as_json", "show_list"})
 """Parameters that say what to do once, and cannot be defaults."""
 CAPTION_FILES = frozenset({"srt", "vtt", "timestamps"})
 """These neither, where they name a file; `book --srt` is a switch."""
@@ -23,6 +24,7 @@ def takes_defaults(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
         given = inspect.signature(command).bind(*arguments, **named).arguments
+        given |= given.pop("request", {})
         command(**with_defaults(command, given))
 
     return run
@@ -30,7 +32,7 @@ def takes_defaults(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_defaults(command: Callable[..., None], given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a command, with those that were not given from its table in nightingale.toml."""
-    parameters = inspect.signature(command).parameters
+    parameters = parameters_of(command)
     given = {name: one.default for name, one in parameters.items() if one.default is not one.empty} | given
     defaults = _read_table(command, given["config"])
     missing = {name for name, value in given.items() if value == parameters[name].default}
@@ -55,10 +57,10 @@ def _read_table(command: Callable[..., None], config: str | None) -> dict[str, A
         ) from error
     kinds: dict[str, Any] = {}
     parameters: dict[str, str] = {}  # by the long name of the option
-    for name, hint in get_type_hints(command, include_extras=True).items():
-        if name in NOT_DEFAULTS or not isinstance(get_args(hint)[1], Option):
+    for name, parameter in parameters_of(command).items():
+        kind, about = get_args(parameter.annotation)
+        if name in NOT_DEFAULTS or not isinstance(about, Option):
             continue
-        kind, about = get_args(hint)
         if kind is bool or name not in CAPTION_FILES:
             key = about.names[-1].strip("-").replace("-", "_") if about.names else name
             kinds[key], parameters[key] = kind, name

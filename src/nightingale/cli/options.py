@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from nightingale.request_options import OPTIONS
+
 
 class Option(NamedTuple):
     """The description of an option; commands.py makes typer's of it."""
@@ -99,7 +101,7 @@ Profile = Annotated[
     str | None,
     of_model(
         "default, exact (upstream's computation in float32), balanced, or fast (also in lower precision). "
-        "With options: balanced+flow_steps=6+cache=int8 (docs/python.md).",
+        "With options: balanced+stream=block+flow_steps=6 (docs/python.md).",
     ),
 ]
 Stream = Annotated[
@@ -120,8 +122,8 @@ Output = Annotated[
 ]
 Play = Annotated[bool, option("Play the audio, also if it is written.", "--play")]
 BitRate = Annotated[str | None, option("Bits per second of mp3, opus and m4a, such as 64k.")]
-Seed = Annotated[int | None, option("The same seed gives the same bytes.", default="random")]
+Seed = Annotated[int | None, option(OPTIONS["seed"].help, default="random")]
 Watermark = Annotated[
     bool,
-    option("Mark the audio as upstream does; needs nightingale-tts[watermark].", "--watermark"),
+    option("Mark the audio as upstream does; needs the extra watermark.", "--watermark"),
 ]

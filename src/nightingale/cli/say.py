@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
+from nightingale.cli.arguments import given_options
 from nightingale.cli.console import format_clock, loading, note, parse_options, progress_bar, progress_line
 from nightingale.cli.option_defaults import takes_defaults
-from nightingale.cli.options import argument, of_model, option
+from nightingale.cli.options import argument, option
 from nightingale.cli.say_captions import caption_files, write_captions
 from nightingale.cli.say_input import PIPE, read_text
 from nightingale.cli.say_output import check_out, choose_output, open_sinks, parse_bit_rate
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from nightingale.types import TimedWord
 
 Text = str | None
-Number = float | None
-
-
-SPEECH_OPTIONS = ("voice", "language", "seed", "temperature", "top_p", "min_p", "repetition_penalty", "cfg_weight",
-                  "exaggeration", "speed", "strict", "read_code", "lexicon")  # fmt: skip
-"""Options that are arguments of `TTS.stream`."""
 
 
 @takes_defaults
@@ -44,7 +39,7 @@ def say(
     batch: Annotated[
         Text,
         option(
-            "Speak each line of a .txt, .csv or .jsonl file into the folder -o, or go on with it (docs/batch.md).",
+            "Speak each line of a .txt, .csv or .jsonl file into the folder -o, or go on with it (docs/cli.md).",
             metavar="FILE",
         ),
     ] = None,
@@ -54,15 +49,6 @@ def say(
     bitrate: options.BitRate = None,
     model: options.Model = None,
     voice: options.VoiceName = None,
-    language: Annotated[Text, option("Language code, for multilingual models.", "-l", "--language")] = None,
-    seed: options.Seed = None,
-    temperature: Annotated[Number, of_model("Sampling temperature.")] = None,
-    top_p: Annotated[Number, of_model("Nucleus sampling: total probability of the tokens kept.")] = None,
-    min_p: Annotated[Number, of_model("Minimum probability, relative to the best token.")] = None,
-    repetition_penalty: Annotated[Number, of_model("Penalty for tokens that occurred before.")] = None,
-    cfg_weight: Annotated[Number, of_model("Classifier-free guidance; 0 is off and faster.")] = None,
-    exaggeration: Annotated[Number, of_model("Strength of emotion.")] = None,
-    speed: Annotated[Number, option("0.25 to 4.0; keeps the pitch.", default="1.0")] = None,
     profile: options.Profile = None,
     stream: options.Stream = None,
     device: Annotated[Text, option("auto, cpu, cuda, cuda:1, mlx, mps.", default="auto")] = None,
@@ -72,13 +58,6 @@ def say(
     config: options.Config = None,
     as_json: options.AsJson = False,
     lexicon: options.LexiconFile = None,
-    no_normalize: Annotated[
-        bool, option("Leave digits, symbols and abbreviations as they are written.", "--no-normalize")
-    ] = False,
-    strict: Annotated[bool, option("Refuse text of which a part would not be spoken.", "--strict")] = False,
-    read_code: Annotated[
-        bool, option("Read code blocks, which are left out otherwise.", "--read-code")
-    ] = False,
     srt: Annotated[Text, option("Write captions in SubRip format.", "--srt", metavar="FILE")] = None,
     vtt: Annotated[Text, option("Write captions in WebVTT format.", "--vtt", metavar="FILE")] = None,
     timestamps: Annotated[
@@ -86,6 +65,7 @@ def say(
     ] = None,
     watermark: options.Watermark = False,
     quiet: options.Quiet = False,
+    **request: Any,
 ) -> None:
     """Speak TEXT into a file or on the loudspeaker. Without TEXT, speak what a pipe has, or lines as they are typed.
 
@@ -93,9 +73,7 @@ def say(
     """
     # Check everything that needs no model before loading one.
     asked = SimpleNamespace(**locals())
-    controls = {name: getattr(asked, name) for name in SPEECH_OPTIONS}
-    if asked.no_normalize:
-        controls["normalize"] = False
+    controls = {"voice": voice, "language": None, "lexicon": lexicon, **given_options(request)}
     bit_rate = parse_bit_rate(asked.bitrate)
     model_options = parse_options(asked.choices)
     if asked.lexicon is not None:
@@ -178,7 +156,7 @@ def _speak(
                 progress = meter.add(chunk)
                 show_progress(f"{progress_bar(progress.fraction)} {format_clock(progress.audio_seconds)}")
     if captions:
-        write_captions(captions, timed, asked.language)
+        write_captions(captions, timed, controls["language"])
     metrics = speech.metrics
     for warning in speech.warnings:
         note(f"warning: {warning}")

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nightingale.cli import options
 from nightingale.cli.console import exit_on_error, note, parse_options
 from nightingale.cli.options import option as flag
-from nightingale.errors import ConfigError, NightingaleError
+from nightingale.errors import NightingaleError
 
 if TYPE_CHECKING:
     import socket
@@ -24,78 +23,33 @@ if TYPE_CHECKING:
     from nightingale.server.server_processes import ProcessPlace
     from nightingale.server.settings import ServerSettings
 
-Text = str | None
-Number = int | None
-Switch = bool | None
 
-
-def serve(
-    config: Annotated[Path | None, flag("A TOML file with settings.")] = None,
-    host: Annotated[Text, flag("Address to listen on; 127.0.0.1 if not set.")] = None,
-    port: Annotated[Number, flag("Port to listen on; 8880 if not set.")] = None,
-    workers: Annotated[Number, flag("Server processes, each on its own cores; 1 if not set.")] = None,
-    root_path: Annotated[Text, flag("Path prefix that a proxy strips.")] = None,
-    model: options.Model = None,
-    option: options.Choices = None,
-    device: Annotated[Text, flag("auto, cpu, cuda, cuda:1, mlx, mps.")] = None,
-    profile: options.Profile = None,
-    stream: options.Stream = None,
-    offline: Annotated[Switch, flag("Never use the network.", "--offline")] = None,
-    watermark: Annotated[Switch, flag("Mark all audio (docs/conversion.md).", "--watermark")] = None,
-    voice: Annotated[Text, flag("Voice for requests that name none.", "-v", "--voice")] = None,
-    voice_aliases: Annotated[Text, flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,
-    lexicon: options.LexiconFile = None,
-    api_key_file: Annotated[Path | None, flag("File with accepted keys.")] = None,
-    keys_file: Annotated[Path | None, flag("File of tenants, see `nightingale keys`.")] = None,
-    insecure: Annotated[Switch, flag("Serve other machines without a key.", "--insecure")] = None,
-    cors: Annotated[list[str] | None, flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
-    hosts: Annotated[list[str] | None, flag("Names that a proxy passes on.", metavar="NAME")] = None,
-    slots: Annotated[Number, flag("Requests decoded at the same time.")] = None,
-    max_streams: Annotated[Text, flag("Requests synthesized at once: a number, or auto.")] = None,
-    max_queue: Annotated[Number, flag("Requests that may wait.")] = None,
-    keep_alive: Annotated[Text, flag("Unload the model when idle for so long.", metavar="5m|0|-1")] = None,
-    grace: Annotated[Text, flag("How long a shutdown waits for running requests.")] = None,
-    send_timeout: Annotated[Text, flag("Disconnect clients that stall for so long.")] = None,
-    max_text_chars: Annotated[Number, flag("Maximum length of a text.")] = None,
-    max_body_bytes: Annotated[Number, flag("Maximum request body.")] = None,
-    max_upload_bytes: Annotated[Number, flag("Maximum upload.")] = None,
-    max_clip_seconds: Annotated[float | None, flag("Maximum length of a clip.")] = None,
-    max_voices: Annotated[Number, flag("Maximum number of uploaded voices.")] = None,
-    uploads: Annotated[Switch, flag("Voices over HTTP.", "--uploads/--no-uploads")] = None,
-    wyoming: Annotated[Text, flag("Also serve Wyoming: tcp://127.0.0.1:10200.", metavar="URI")] = None,
-    tracing: Annotated[Switch, flag("Record OpenTelemetry spans.", "--tracing")] = None,
-    wyoming_tenant: Annotated[Text, flag("Tenant that clients of Wyoming act as.", metavar="NAME")] = None,
-    page: Annotated[Switch, flag("The page at /.", "--page/--no-page")] = None,
-    log_level: Annotated[Text, flag("debug, info, warning, error.")] = None,
-    log_format: Annotated[Text, flag("auto, text, json.")] = None,
-) -> None:
+def serve(config: Annotated[Path | None, flag("A TOML file with settings.")] = None, **settings: Any) -> None:
     """Serve OpenAI's audio API, WebSockets and a web page (docs/http-api.md).
 
-    Each flag can also be a variable (NIGHTINGALE_PORT) or a key of nightingale.toml: docs/configuration.md.
+    Each flag can also be a variable (NIGHTINGALE_PORT) or a key of nightingale.toml: docs/running.md.
     """
-    flags: dict[str, Any] = {key: value for key, value in locals().items() if key != "config"}
-    flags["option"] = parse_options(option) if option else None
-    try:
-        from nightingale.server.settings import ServerSettings, unknown_keys
-    except ImportError as error:
-        raise ConfigError(
-            "the packages of the server are not installed",
-            got=str(error),
-            fix="pip install 'nightingale-tts[server]'",
-        ) from error
-    load = partial(ServerSettings.load, config, **flags)
-    settings = load()
-    settings.check_bind()
-    if settings.wyoming:
+    from nightingale.server.settings import ServerSettings, unknown_keys
+
+    load = partial(ServerSettings.load, config, **read_flags(settings))
+    loaded = load()
+    loaded.check_bind()
+    if loaded.wyoming:
         from nightingale.server.listen_socket import check_wyoming
 
-        check_wyoming(settings.wyoming, insecure=settings.insecure)
+        check_wyoming(loaded.wyoming, insecure=loaded.insecure)
     for name in unknown_keys(config):
         note(f"warning: unknown setting {name}")
-    if settings.workers > 1:
-        run_processes(settings, load)
+    if loaded.workers > 1:
+        run_processes(loaded, load)
     else:
-        run(settings, load)
+        run(loaded, load)
+
+
+def read_flags(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of flags as `ServerSettings.load` takes them."""
+    pairs = settings.get("option")
+    return {**settings, "option": parse_options(pairs) if pairs else None}
 
 
 def run_processes(settings: ServerSettings, load: Callable[[], ServerSettings]) -> None:
@@ -169,6 +123,7 @@ def run(
     from nightingale.server.service.model_loading import share_heap
     from nightingale.server.service.speech_service import SpeechService, log
     from nightingale.server.settings_reload import reload_settings
+    from nightingale.server.websocket_protocol import LimitedWebSocketProtocol
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -222,6 +177,7 @@ def run(
         config = uvicorn.Config(
             create_app(settings, service, metrics_page=pages),
             http=TimedHttpProtocol,
+            ws=partial(LimitedWebSocketProtocol, send_timeout_s=settings.send_timeout),  # type: ignore[arg-type]
             root_path=settings.root_path.rstrip("/"),
             log_config=log_config(settings.log_level, as_json=logs_json(settings)),
             access_log=False,  # our own has the request's id, and no query strings

@@ -9,7 +9,7 @@ import numpy as np
 
 from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.philox import stream_key
-from nightingale.decoding.sampling import MASKED, Logits, Seen, draw, guide, is_greedy, process_logits
+from nightingale.decoding.sampling import Logits, Seen, draw, guide, is_greedy, process_logits
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Sampling
@@ -45,16 +45,6 @@ class Prompt:
         return 2 if self.guided else 1
 
 
-@dataclass(slots=True)
-class DraftStats:
-    """Counts of one request's speculative decoding."""
-
-    drafted: int = 0
-    accepted: int = 0
-    passes: int = 0
-    """Passes of T3 in which something was drafted; each yields one token besides those accepted."""
-
-
 class Decoding:
     """One utterance between text ids and speech tokens."""
 
@@ -66,10 +56,8 @@ class Decoding:
         defaults: ModelDefaults,
         sampling: Sampling,
         seed: int,
-        stats: DraftStats | None = None,
     ) -> None:
         self.prompt, self.defaults, self.sampling, self.seed = prompt, defaults, sampling, seed
-        self.stats = stats or DraftStats()
         self.budget = token_budget(len(prompt.text_ids), defaults)
         self.appended = 0
         """Tokens that were appended."""
@@ -89,7 +77,9 @@ class Decoding:
 
     def sample(self, logits: Logits) -> int:
         """Sample the next token from T3's logits (rows, vocab); stop ids are tokens too."""
-        token = self.choose(logits, self.seen, len(self.history))
+        guided = guide(logits, self.sampling.cfg_weight)
+        processed = process_logits(guided, self.seen, self.defaults.sampler, self.sampling)
+        token = draw(processed, None if self.greedy else self.key, len(self.history))
         if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
             #         tests/backends/torch/test_decoding.py::test_turbo_forgets_the_start_after_its_first_draw
@@ -97,18 +87,6 @@ class Decoding:
         self.seen[token] = True
         self.history.append(token)
         return token
-
-    def choose(self, logits: Logits, seen: Seen, number: int) -> int:
-        """Return the token that draw `number` gives for logits (rows, vocab). It changes no state.
-
-        A draft model of the family may have another vocabulary: ids that only one of the two has are masked.
-        """
-        guided = guide(logits, self.sampling.cfg_weight)
-        if len(guided) != len(seen):
-            padding = max(0, len(seen) - len(guided))
-            guided = np.pad(guided[: len(seen)], (0, padding), constant_values=MASKED)
-        logits = process_logits(guided, seen, self.defaults.sampler, self.sampling)
-        return draw(logits, None if self.greedy else self.key, number)
 
     def append(self, token: int) -> None:
         """Count a token that was sampled, here or on a device, and detect the end."""
@@ -121,18 +99,3 @@ class Decoding:
     @property
     def _first_of_turbo(self) -> bool:
         return self.defaults.sampler == "turbo" and self.appended == 0
-
-
-class DraftedTokens:
-    """Tokens that a draft proposes for a decoding, sampled with the decoding's own random numbers."""
-
-    def __init__(self, decoding: Decoding) -> None:
-        self.tokens: list[int] = []
-        self._decoding, self._seen = decoding, decoding.seen.copy()
-
-    def sample(self, logits: Logits) -> None:
-        """Propose one more token from a draft's logits (rows, vocab)."""
-        number = len(self._decoding.history) + len(self.tokens)
-        token = self._decoding.choose(logits, self._seen, number)
-        self.tokens.append(token)
-        self._seen[token] = True

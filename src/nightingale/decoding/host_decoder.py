@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nightingale.decoding.decoding import Decoding
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.decoding.runner import LogitsRunner, StepInput
 from nightingale.decoding.sampling import Logits
 
@@ -28,10 +28,10 @@ class HostDecoder:
     max_prefills = 1  # a prefill takes long, and all other utterances wait for it
 
     def __init__(
-        self, runner: LogitsRunner, kv_budget: KVBudget, *, on_start: Callable[[], None] | None = None
+        self, runner: LogitsRunner, kv_cache_size: KVCacheSize, *, on_start: Callable[[], None] | None = None
     ) -> None:
         """on_start: called once in the thread that decodes, for example to set its thread count."""
-        self.runner, self.kv_budget, self.start = runner, kv_budget, on_start or (lambda: None)
+        self.runner, self.kv_cache_size, self.start = runner, kv_cache_size, on_start or (lambda: None)
         self.traces_attention = hasattr(runner, "traces")
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:

@@ -2,8 +2,8 @@
 
 Philox (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) is a bijection of
 a 128-bit counter under a 64-bit key. It has no state: value n of a stream is computed from n alone. So the
-same frame gets the same noise whether it is rendered alone, in a chunk or in a batch; a draft model can sample
-a token before its turn; and a seed means the same on every backend.
+same frame gets the same noise whether it is rendered alone, in a chunk or in a batch, and a seed means the same
+on every backend.
 
 Each purpose of a request has a key of its own (`stream_key`). Values of a key are addressed in two ways:
 
@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SEED_LIMIT = 2**32
+from nightingale.request_options import SEED_LIMIT
+
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10

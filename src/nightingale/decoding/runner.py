@@ -1,22 +1,16 @@
 """The interface of T3 runners: they compute logits over a pool of slots; the host samples from them.
 
 A backend that samples on its device implements `Decoder` (backends/base.py) itself. All others implement
-`LogitsRunner` and get sampling from `HostDecoder`, and speculative decoding if they are a `DraftVerifier`.
+`LogitsRunner` and get sampling from `HostDecoder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, Protocol
 
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.sampling import Logits
-
-MAX_DRAFT_TOKENS: Final = 8
-"""Drafted tokens in one pass, at most."""
 
 
 class StepInput(NamedTuple):
@@ -27,15 +21,6 @@ class StepInput(NamedTuple):
     """The token that was sampled last."""
     position: int
     """The position of that token after the start token."""
-
-
-class VerifyInput(NamedTuple):
-    """Several tokens of one utterance: the one that was sampled last, then drafted ones."""
-
-    slot: int
-    tokens: Sequence[int]
-    position: int
-    """The position of the first of them after the start token."""
 
 
 class LogitsRunner(Protocol):
@@ -55,20 +40,3 @@ class LogitsRunner(Protocol):
 
     def reset(self, slot: int) -> None:
         """Clear a slot after an error: NaN values would reach its next utterance, masked or not."""
-
-
-class DraftVerifier(LogitsRunner, Protocol):
-    """A runner that scores several tokens in one pass and can rewind its KV cache."""
-
-    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
-        """Return the logits (rows, tokens, vocab) after each token; all tokens enter the KV cache."""
-
-    def rewind(self, slot: int, count: int) -> None:
-        """Drop the last `count` positions of a slot's KV cache."""
-
-    def capture_hidden_states(self) -> None:
-        """Keep the hidden states of each slot's latest pass from now on."""
-
-    def hidden_states(self, slot: int, draw: int) -> NDArray[np.float32]:
-        """Return what T3's head read for draw number `draw`, and its residual stream at the layers a draft
-        head uses: (rows, width + TAPS * width)."""

@@ -88,8 +88,7 @@ def draw(logits: Logits, key: int | None, number: int) -> int:
     """Sample one id: draw `number` of the Philox stream `key`, or the most likely id if there is no key.
 
     This is the Gumbel-max trick: the argmax of logit - log(-log(u)), with a uniform u of its own for each id and
-    draw. Two models that sample with the same numbers get the same id as often as their distributions agree,
-    which is what makes drafts effective. backends/cuda/t3/batched_sampling.py samples the same ids.
+    draw. backends/cuda/t3/batched_sampling.py samples the same ids.
     """
     if not math.isfinite(logits.max()):
         raise ArithmeticError("T3's logits are not finite numbers")

@@ -10,7 +10,6 @@ import time
 from typing import Final
 
 from nightingale.backends.profiles import Profile
-from nightingale.decoding.kv_budget import KVBudget
 from nightingale.engine.deadlines import deadline_s, demands, left_s
 from nightingale.engine.requests.job import Job
 from nightingale.engine.scheduler import Scheduler
@@ -85,18 +84,10 @@ class Admission:
         free = [request for request in scheduler.waiting if request not in held]
         return min(free, key=lambda request: deadline_s(jobs[request]), default=None)
 
-    def admit(self, kv_budget: KVBudget) -> tuple[int, int] | None:
+    def admit(self) -> tuple[int, int] | None:
         """Give the next request a slot and return both; None if it must wait. The caller does not hold the lock."""
-        scheduler = self._scheduler
         with self._lock:
-            if not self.can_admit():
-                return None
-            first = scheduler.waiting[0]
-        if scheduler.budget_bytes and first not in scheduler.needs_bytes:
-            # Not under the lock: text is segmented here.
-            scheduler.needs_bytes[first] = self._jobs[first].reserved_bytes(kv_budget)
-        with self._lock:
-            return scheduler.admit()
+            return self._scheduler.admit() if self.can_admit() else None
 
     def wait_s(self) -> float:
         """Estimate the seconds until a request that would arrive now starts."""

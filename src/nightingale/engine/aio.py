@@ -36,6 +36,9 @@ class AsyncTTS:
     def __init__(self, tts: TTS) -> None:
         self._tts = tts
 
+    def __repr__(self) -> str:
+        return f"<AsyncTTS {self._tts.plan.summary}>"
+
     @classmethod
     async def load(cls, model: str | Path | None = None, **options: Any) -> AsyncTTS:
         """Load a model without blocking the event loop."""

@@ -107,7 +107,7 @@ class VoiceConverter:
         name = default_model() if model is None else model
         loaded = load_model(name, offline=offline, options=options, without=CONVERTER_WITHOUT)
         chosen = profile_named(profile, default=loaded.defaults.profile)
-        plan = select(BACKENDS, loaded.info, find_machine(BACKENDS, device), chosen)
+        plan = select(BACKENDS, loaded.info, find_machine(BACKENDS, device, loaded.info), chosen)
         choice = plan.renderer
         renderer = choice.backend.open_renderer(loaded.source, choice.setup)
         worker = Worker(loaded, plan.profile, NoDecoder(loaded.info), renderer)

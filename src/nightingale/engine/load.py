@@ -14,7 +14,7 @@ from typing import Any
 
 from nightingale import wren
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import DraftModel, ModelInfo, ModelSource
+from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, find_machine, for_model, select
 from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
@@ -203,7 +203,7 @@ def plan_named(name: str | Path | None, profile: str | Profile, *, device: str) 
     info = NOISE if name == "noise" else _info_of(str(name))
     if not isinstance(profile, Profile):
         profile = profile_named(profile, default=info.defaults.profile)
-    return select(BACKENDS, info, find_machine(BACKENDS, device), profile), missing
+    return select(BACKENDS, info, find_machine(BACKENDS, device, info), profile), missing
 
 
 def _info_with_decoder(name: str, s3gen: Path, options: Mapping[str, Any]) -> ModelInfo:
@@ -231,12 +231,3 @@ def default_profile(name: str) -> Profile:
 
 def _info_of(name: str) -> ModelInfo:
     return ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
-
-
-def load_draft(profile: Profile, model: Model) -> DraftModel | None:
-    """Load the model that drafts, if the profile names one instead of another kind of draft."""
-    name = profile.draft
-    if name in ("", "lookup", "head") or name.endswith(".safetensors"):
-        return None
-    draft = model if name == model.name else load_model(name, offline=True, options={})
-    return DraftModel(source=draft.source, encode=draft.frontend.encode)

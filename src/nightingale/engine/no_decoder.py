@@ -8,7 +8,7 @@ from typing import NoReturn
 from nightingale.backends.base import ModelInfo
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ class NoDecoder:
     traces_attention = False
 
     def __init__(self, info: ModelInfo) -> None:
-        self.kv_budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
+        self.kv_cache_size = KVCacheSize(info.preset.t3, itemsize=4)
 
     def start(self) -> None: ...
 

@@ -2,8 +2,7 @@
 
 Requests wait in a bounded admission queue and are given slots in order of arrival. Running requests occupy
 the slots from zero up without a gap, so that a decode step is one block of rows; when a request leaves, the
-one in the last slot moves to its place. With a memory limit, the first request in the queue waits until the
-bytes it needs are free, and the others wait behind it.
+one in the last slot moves to its place.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ class Scheduler:
 
     slots: int
     queue_limit: int
-    budget_bytes: int = 0
-    """Memory limit over all running requests; 0 for as much as the slots have."""
     waiting: deque[int] = field(default_factory=deque)
     running: list[int] = field(default_factory=list)
     """The request in each slot."""
-    needs_bytes: dict[int, int] = field(default_factory=dict)
-    """Bytes that waiting and running requests need, as far as they are known; 0 otherwise."""
 
     def submit(self, request: int, *, limited: bool = True) -> None:
         """Queue a request; raise QueueFull if there are too many, unless it is back for its next segment.
@@ -45,11 +40,8 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """True if a request waits and has a free slot and free memory. A request alone may always try."""
-        if not self.waiting or len(self.running) >= self.slots:
-            return False
-        needed = sum(self.needs_bytes.get(request, 0) for request in (*self.running, self.waiting[0]))
-        return not self.budget_bytes or not self.running or needed <= self.budget_bytes
+        """True if a request waits and a slot is free."""
+        return bool(self.waiting) and len(self.running) < self.slots
 
     def admit(self) -> tuple[int, int] | None:
         """Give the first waiting request a slot and return (request, slot), or None if it must wait."""
@@ -60,7 +52,6 @@ class Scheduler:
 
     def remove(self, request: int) -> tuple[int, int] | None:
         """Remove a request. If its slot must be filled, return the slot to move from and the slot to move to."""
-        self.needs_bytes.pop(request, None)
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running:

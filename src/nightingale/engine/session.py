@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final
 
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.decoding import DraftStats
 from nightingale.engine.faults import check_finite, engine_failed
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.serial_calls import SerialCalls
@@ -80,7 +79,6 @@ class Timing:
     tokens: int = 0
     retries: int = 0
     stage_ms: dict[str, float] = field(default_factory=dict)
-    drafts: DraftStats = field(default_factory=DraftStats)
     kv_bytes: int = 0
     """KV cache bytes of the longest segment."""
     gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
@@ -133,8 +131,6 @@ class Timing:
             stage_ms=dict(self.stage_ms),
             chunk_gaps_ms=tuple(self.gaps.sample_ms),
             chunk_gaps=self.gaps.count,
-            drafted=self.drafts.drafted,
-            accepted=self.drafts.accepted,
             memory_bytes=self.kv_bytes,
             chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
             chunk_gap_longest_ms=self.gaps.longest_ms,

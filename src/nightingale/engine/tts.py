@@ -23,7 +23,7 @@ from nightingale.backends.selection import Plan, check_precision, find_machine, 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.conversion import AnyVoice, VoiceConverter, stop_worker
 from nightingale.engine.faults import check_range, check_text, check_texts, check_types, engine_forked
-from nightingale.engine.load import Model, default_model, load_draft, load_model
+from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.rendering.word_timer import check_timing
 from nightingale.engine.requests.controls import (
     TEXT_OPTIONS,
@@ -78,7 +78,7 @@ class TTS:
 
         Args:
             model: A name of `nightingale models list`, a folder, or None for the model in the package.
-            device: "auto", "cpu", "cuda", or another device of an installed backend.
+            device: "cpu", "cuda", another device of a backend, or "auto": a GPU if the model is faster on it.
             dtype: T3's floating-point precision; "auto" leaves it to the profile.
             profile: "exact" computes in float32, as upstream does; "balanced" uses the fastest backends that are
                 proven faithful; "fast" also lower precisions (`plan` says which). None or "default" is the
@@ -88,8 +88,7 @@ class TTS:
             flow_steps: Steps of the flow's solver: fewer are faster. None is upstream's number.
             first_block_tokens: Size of the first block, 5 to 32 tokens of 40 ms each, with stream="block".
             offline: Never fetch weights.
-            max_chars: Longer texts are refused. Memory does not depend on it, since text is synthesized
-                segment by segment.
+            max_chars: Longer texts are refused. Memory does not depend on it.
             max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
                 audio while they play, by its measured rate; the others wait.
             watermark: Mark all audio, as upstream does (docs/conversion.md). It needs the package resemble-perth.
@@ -148,17 +147,20 @@ class TTS:
         self._marks = marks_of(watermark)
         if not isinstance(profile, Profile):
             profile = profile_named(profile, default=model.defaults.profile)
-        plan = plan or select(BACKENDS, model.info, find_machine(BACKENDS, device), profile, dtype=dtype)
+        about = model.info
+        plan = plan or select(BACKENDS, about, find_machine(BACKENDS, device, about), profile, dtype=dtype)
         self._plan, self._model, self._max_chars = plan, model, max_chars
         self._profile = profile = plan.profile
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
-        draft = load_draft(profile, model)
-        decoder, renderer = open_plan(plan, model.source, voice=model.default_voice, draft=draft)
+        decoder, renderer = open_plan(plan, model.source, voice=model.default_voice)
         self._worker, self._process_id = Worker(model, profile, decoder, renderer, max_streams), os.getpid()
         # A TTS that is garbage-collected must not leave its thread behind.
         weakref.finalize(self, stop_worker, self._worker, self._process_id)
+
+    def __repr__(self) -> str:
+        return f"<TTS {self._plan.summary}>"
 
     @property
     def name(self) -> str:
@@ -359,7 +361,7 @@ class TTS:
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
         session = self._session(request)
-        segmenter = self._segmenter(request, session)
+        segmenter = partial(self._segmenter(request, session), max_chars=self._max_chars)
         segments = SegmentQueue()
         self._worker.submit(session, segments)
         split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
@@ -389,8 +391,7 @@ class TTS:
         check_request(request)
         check_timing(request, self._model.info, self._worker.decoder)
         voice = self._voices.resolve(request.get("voice"))
-        names = request.keys() - TEXT_OPTIONS
-        controls = {name: value for name, value in request.items() if name in names}
+        controls = {name: value for name, value in request.items() if name not in TEXT_OPTIONS}
         return build_request(self._model.defaults, voice, request.get("seed"), controls)
 
     def _session(self, request: RequestOptions) -> Session:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from nightingale.audio.read import MAX_SECONDS, check_clip, read_audio
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import INSTALL_TORCH, Backend, Encoders, Setup
+from nightingale.backends.base import Backend, Encoders, Setup, how_to_install_torch
 from nightingale.engine.cloning import clone
 from nightingale.engine.load import Model
 from nightingale.engine.requests.recordings import file_contents
@@ -162,7 +162,7 @@ class VoiceResolver:
                 return encoders
         raise VoiceError(
             f"no installed backend can clone voices for the model {self._model.name!r}",
-            fix=INSTALL_TORCH,
+            fix=how_to_install_torch(),
         )
 
     def _check_fits(self, voice: Voice) -> None:

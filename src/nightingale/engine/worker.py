@@ -60,7 +60,7 @@ class Worker:
     ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
         slots, limit = profile.slots or DEFAULT_SLOTS, profile.queue_limit
-        self.scheduler = Scheduler(slots=slots, queue_limit=limit, budget_bytes=profile.memory_bytes)
+        self.scheduler = Scheduler(slots=slots, queue_limit=limit)
         self._jobs: dict[int, Job] = {}
         self._ids = count()
         self._ready: list[int] = []  # requests whose next block waits to be rendered
@@ -145,7 +145,7 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            admitted = self.admission.admit(self.decoder.kv_budget)
+            admitted = self.admission.admit()
             if admitted is None:
                 break
             self._guarded(admitted[0], self._start, *admitted)
@@ -254,7 +254,7 @@ class Worker:
             self._accept(request, self.decoder.prefill(slot, utterance.decoding))
             return
         if utterance.decoding.finished:
-            timing.kv_bytes = max(timing.kv_bytes, self.decoder.kv_budget.used_bytes(utterance.decoding))
+            timing.kv_bytes = max(timing.kv_bytes, self.decoder.kv_cache_size.used_bytes(utterance.decoding))
             self._release(request)  # its slot is free while its last block still waits to be rendered
             self._decoded.append(request)
         self._enqueue_block(request)

@@ -22,13 +22,12 @@ import numpy as np
 from nightingale.audio import reference_check
 from nightingale.audio.resample import sinc_filters
 from nightingale.backends.onnx.encoding.encoder_graphs import SpeechTokenizerGraph, VoiceEncoderGraph
-from nightingale.backends.onnx.encoding.encoders import FSQ_SCALE, ROPE_THETA
 from nightingale.backends.onnx.numpy_weights import PackedWeights, Weights, dequantize
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.streaming_session import MASKED
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.export.composed_graph import ComposedGraph, WeightsFile
-from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS
+from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS, FSQ_SCALE, ROPE_THETA
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.layers.mel_config import (
     FLOW_MEL,

@@ -17,6 +17,7 @@ from typing import Any, Final
 from nightingale.errors import CheckpointError, ModelMissing
 from nightingale.hub.cards import SHA256, Card
 from nightingale.hub.download_progress import DownloadMeter
+from nightingale.install import install_command
 
 CONNECT_S: Final = 5.0
 """Longest wait for a connection to the hub before a download."""
@@ -66,7 +67,7 @@ def download(card: Card, names: tuple[str, ...], meter: DownloadMeter | None = N
             f"the files of {card.name!r} cannot be downloaded",
             got=f"no package {error.name}",
             allowed=f"the package huggingface_hub, or a folder with the files of {card.repo}",
-            fix="Install the hub's client: pip install 'nightingale-tts[hub]'.",
+            fix=f"Install the hub's client: {install_command('hub')}.",
         ) from error
 
     unreachable = _unreachable()

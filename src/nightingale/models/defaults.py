@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from nightingale.request_options import missing_in
 from nightingale.types import Sampling
 from nightingale.wren import SAMPLING as WREN_SAMPLING
 
@@ -26,6 +27,8 @@ class ModelDefaults:
     """The order of the sampling steps (decoding/sampling.py)."""
     ignored: frozenset[str] = frozenset()
     """Controls that the model does not have; setting one is refused rather than ignored."""
+    auto_devices: frozenset[str] = frozenset()
+    """Kinds of device that `device="auto"` takes before the CPU. One belongs here once it is measured to be faster."""
     profile: str = "balanced"
     """The profile when none is asked for."""
     stream: StreamMode = "segment"
@@ -65,7 +68,12 @@ class ModelDefaults:
     """Convert recordings with their mel besides their speech tokens (backends/shared/recorded_mel.py)."""
 
 
-ENGLISH: Final = ModelDefaults(sampling=Sampling(), exaggeration=0.5, sampler="chatterbox")
+# CUDA is measured (docs/performance.md). MLX is not, but on a Mac it is what runs these models without PyTorch, and
+# the CPU backend's kernels are not chosen there (docs/apple.md).
+OFFICIAL_AUTO_DEVICES: Final = frozenset({"cuda", "mlx"})
+ENGLISH: Final = ModelDefaults(
+    sampling=Sampling(), exaggeration=0.5, sampler="chatterbox", auto_devices=OFFICIAL_AUTO_DEVICES
+)
 # PARITY: upstream HEAD drops the last token's audio for multilingual only.
 #         tests/engine/test_tts.py::test_multilingual_drops_the_audio_of_its_last_token
 MULTILINGUAL: Final = replace(ENGLISH, drop_last_token=True)
@@ -73,7 +81,8 @@ TURBO: Final = ModelDefaults(
     sampling=Sampling(top_p=0.95, min_p=0.0, top_k=1000, cfg_weight=0.0),
     exaggeration=0.0,
     sampler="turbo",
-    ignored=frozenset({"cfg_weight", "exaggeration", "min_p"}),
+    auto_devices=OFFICIAL_AUTO_DEVICES,
+    ignored=missing_in("turbo"),
     # PARITY: upstream draws once before its loop of 1000.
     #         tests/backends/torch/test_decoding.py::test_turbo_samples_one_more_than_its_loop
     max_new_tokens=1001,
@@ -83,11 +92,14 @@ TURBO: Final = ModelDefaults(
     reference_loudness_lufs=-27.0,
 )
 WREN: Final = ModelDefaults(
+    # On an H200 (PyTorch renders there) its real-time factor was 0.088, on the 16 CPU cores beside it 0.064
+    # (dev/LOG.md). MLX was only run on a CPU.
+    auto_devices=frozenset(),
     stream="block",
     sampling=WREN_SAMPLING,
     exaggeration=0.0,
     sampler="chatterbox",
-    ignored=frozenset({"cfg_weight", "exaggeration"}),
+    ignored=missing_in("wren"),
     max_new_tokens=750,
     # Wren has its own tokenizer; its silence tokens are measured and stored in its card.
     silence_ids=frozenset(),
@@ -113,5 +125,5 @@ MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {
     "nano": TURBO,
     "wren": WREN,
     # Test signals have no stop token: each segment ends after two seconds.
-    "noise": replace(ENGLISH, stream="block", max_new_tokens=50, guarded=False),
+    "noise": replace(ENGLISH, auto_devices=frozenset(), stream="block", max_new_tokens=50, guarded=False),
 }

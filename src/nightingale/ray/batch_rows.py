@@ -11,20 +11,12 @@ from typing import Any, Final
 from uuid import uuid4
 
 from nightingale.errors import ConfigError, EmptyText, NightingaleError, VoiceNotFound
+from nightingale.request_options import NUMBERS
 from nightingale.text.sentences import split_paragraphs
 from nightingale.voices import library
 
 TEXT_COLUMNS: Final = ("text", "input", "sentence")
 """Names of the column with the text; the first one that a row has counts."""
-CONTROLS: Final = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "cfg_weight",
-    "exaggeration",
-    "speed",
-)
 UNIT_CHARS: Final = 1000
 """Longer texts are split between paragraphs, and their parts are spoken at the same time."""
 SEED_BITS: Final = 31
@@ -68,11 +60,11 @@ def _request(row: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     merged = {**defaults, **{name: value for name, value in row.items() if _is_given(value)}}
     request = {name: str(merged[name]) for name in ("voice", "language") if _is_given(merged.get(name))}
     numbers: dict[str, int | float] = {}
-    for name in ("seed", *CONTROLS):
+    for name, option in NUMBERS.items():
         value: Any = merged.get(name)
         if _is_given(value):
             try:
-                numbers[name] = int(value) if name == "seed" else float(value)
+                numbers[name] = option.kind(value)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"the column {name!r} is not a number", got=repr(value)[:80]) from error
     return {**request, **numbers}

@@ -40,7 +40,7 @@ class ClusterSettings(BaseModel):
         "nightingale.server.service.speech_service:SpeechService",
         description="Import path of the service; another one replaces the engine in tests.",
     )
-    server: dict[str, Any] = Field({}, description="Settings of the server (docs/configuration.md).")
+    server: dict[str, Any] = Field({}, description="Settings of the server (docs/running.md).")
 
     @field_validator("replicas", mode="before")
     @classmethod

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from nightingale import __version__
 from nightingale.errors import ConfigError, EngineFault
+from nightingale.install import install_command
 
 LOCAL: Final = "local"
-INSTALL: Final = "pip install 'nightingale-tts[ray]'"
 OBJECT_STORE_BYTES: Final = 1 << 29
 """Shared memory of a Ray that is started here: text and results are small, audio goes to files."""
 VARIABLES: Final = {
@@ -28,7 +28,7 @@ VARIABLES: Final = {
 """Environment of a node when Ray is started on it; docs/cluster.md lists them for `ray start`."""
 PROBE_TIMEOUT_S: Final = 60.0
 CONNECT_TIMEOUT_S: Final = 10.0
-REMEDY: Final = "Install the same versions of Python, Ray and nightingale-tts[ray] here and on all nodes."
+REMEDY: Final = "Install the same versions of Python, Ray and nightingale-tts here and on all nodes."
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _import_ray() -> Any:
         import ray
         import ray.serve
     except ImportError as error:
-        raise ConfigError("Ray is not installed", got=str(error), fix=INSTALL) from error
+        raise ConfigError("Ray is not installed", got=str(error), fix=install_command("ray")) from error
     return ray
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 from nightingale.server.settings import is_loopback
 
 SEND_BUFFER_BYTES: Final = 1 << 17
@@ -62,7 +63,7 @@ def check_wyoming(uri: str, *, insecure: bool = False) -> None:
 def parse_wyoming(uri: str, *, insecure: bool = False) -> tuple[str, int]:
     """Return (host, port) of a URI such as tcp://127.0.0.1:10200, if Wyoming may be served there."""
     if find_spec("wyoming") is None:
-        fix = "pip install 'nightingale-tts[wyoming]'"
+        fix = install_command("wyoming")
         raise ConfigError("the package `wyoming` is not installed", fix=fix)
     parts = urlsplit(uri)
     try:

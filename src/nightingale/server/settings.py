@@ -1,8 +1,8 @@
 """All settings of the server, in one class.
 
 A flag of `nightingale serve` overrides the environment (NIGHTINGALE_…), which overrides a `.env` file in the
-working folder, which overrides `nightingale.toml`, which overrides the default. docs/configuration.md is
-generated from this file.
+working folder, which overrides `nightingale.toml`, which overrides the default. docs/running.md has a table of all
+settings, which is made from this file.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ServerSettings(BaseSettings):
     )
     keys_file: Path | None = Field(
         None,
-        description="TOML file of tenants with the hashes of their keys and their limits (docs/tenants.md).",
+        description="TOML file of tenants with the hashes of their keys and their limits (docs/running.md).",
     )
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 from nightingale.types import Metrics
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def open_tracing(*, enabled: bool) -> Tracing:
         raise ConfigError(
             "spans cannot be recorded without OpenTelemetry",
             got=str(error),
-            fix='Install it: pip install "nightingale-tts[otel]".',
+            fix=f"Install it: {install_command('otel')}.",
         ) from error
     named = Resource({SERVICE_NAME: "nightingale"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=named)

@@ -65,6 +65,8 @@ class ClientSocket:
                     return
                 text, data = message.get("text"), message.get("bytes")
                 await handle(text if text is not None else data or b"")
+                # A thousand small messages may have arrived at once, and neither call above needs to wait for them.
+                await asyncio.sleep(0)
         except (ClientGone, WebSocketDisconnect):
             return
 

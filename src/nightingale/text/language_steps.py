@@ -15,6 +15,7 @@ from typing import Any, Final
 from unicodedata import normalize
 
 from nightingale.errors import CheckpointError, LanguagePackageMissing
+from nightingale.install import install_command
 from nightingale.text.cangjie import CANGJIE_FILE, read_cangjie, spell
 
 Step = Callable[[str], str]
@@ -28,14 +29,14 @@ PARTICLE_LOOKALIKES = ("は", "へ")
 SEGMENTER_MODEL = "spacy_ontonotes"
 
 
-def open_package(module: str, *, language: str, package: str, source: str, otherwise: str = "") -> Any:
+def open_package(module: str, *, language: str, package: str, install: str, otherwise: str = "") -> Any:
     """Import an optional module, or raise `LanguagePackageMissing` with the command that installs it.
 
     Args:
         module: The module to import.
         language: The language's English name.
         package: The distribution that has the module.
-        source: The argument of `pip install`: an extra of this package, if the distribution is on PyPI.
+        install: The command that installs it: an extra of this package, if the distribution is on PyPI.
         otherwise: The alternative to the package, as the end of a sentence.
     """
     try:
@@ -44,7 +45,7 @@ def open_package(module: str, *, language: str, package: str, source: str, other
         raise LanguagePackageMissing(
             f"{language} needs the package {package}",
             got=f"no module {module!r} ({error})",
-            fix=f"Run: pip install '{source}'{otherwise}",
+            fix=f"Run: {install}{otherwise}",
         ) from error
 
 
@@ -67,7 +68,7 @@ def _open_hebrew(folder: Path) -> Step:
             "dicta_onnx",
             language="Hebrew",
             package="dicta-onnx",
-            source="nightingale-tts[he]",
+            install=install_command("he"),
             otherwise=" or write the vowel points in the text.",
         )
         network = next(iter(sorted(folder.glob("dicta*.onnx"))), None)
@@ -91,7 +92,7 @@ def _open_russian(_folder: Path) -> Step:
             language="Russian",
             package="russian-text-stresser",
             # Not on PyPI, and a published package may not depend on such an address: no extra installs it.
-            source="git+https://github.com/Vuizur/add-stress-to-epub",
+            install="pip install 'git+https://github.com/Vuizur/add-stress-to-epub'",
             otherwise=" or mark the stress in the text with U+0301 after the vowel.",
         )
         stresser = package.RussianTextStresser()
@@ -101,7 +102,7 @@ def _open_russian(_folder: Path) -> Step:
 
 
 def _open_japanese(_folder: Path) -> Step:
-    package = open_package("pykakasi", language="Japanese", package="pykakasi", source="nightingale-tts[ja]")
+    package = open_package("pykakasi", language="Japanese", package="pykakasi", install=install_command("ja"))
     kakasi = package.kakasi()
 
     def to_hiragana(text: str) -> str:
@@ -136,7 +137,7 @@ def _open_chinese(folder: Path) -> Step:
 def _open_segmenter(folder: Path) -> Any:
     """Open the word segmenter from local files only: its constructor would download them otherwise."""
     package = open_package(
-        "spacy_pkuseg", language="Chinese", package="spacy-pkuseg", source="nightingale-tts[zh]"
+        "spacy_pkuseg", language="Chinese", package="spacy-pkuseg", install=install_command("zh")
     )
     homes = (folder, Path(os.environ.get("PKUSEG_HOME", "~/.pkuseg")).expanduser())
     for home in homes:

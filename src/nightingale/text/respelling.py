@@ -1,4 +1,7 @@
-"""Lexicons: how the words of an author are respelled before a text is normalized."""
+"""Lexicons: how the words of an author are respelled before a text is normalized.
+
+Words are looked up in a table by their letters, so the cost of a text does not depend on the number of words.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Final
 
 from nightingale.errors import ConfigError
+
+MAX_WRITTEN_CHARS: Final = 100
+"""The largest length of a word, or of several words, of a lexicon."""
+MAX_SAID_CHARS: Final = 1000
+"""The largest length of a respelling."""
+_ALIKE: Final = str.maketrans("\u0130\u0131\u1fd3\u1fe3\ufb06", "ii\u0390\u03b0\ufb05")
+"""Letters that are capitals of each other, although neither `casefold` nor `lower` makes them equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +53,79 @@ class Lexicon:
 
     def merged(self, other: Lexicon) -> Lexicon:
         """Return a lexicon with the entries of both; those of `other` count where both have a word."""
+        if not (self.entries and other.entries):
+            return other if other.entries else self
         words = {entry.written.lower() for entry in other.entries}
         kept = [entry for entry in self.entries if entry.written.lower() not in words]
         return Lexicon([*kept, *other.entries])
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(f"({_pattern_of(entry)})" for entry in self.entries))
+    def _words(self) -> dict[str, list[LexiconEntry]]:
+        """Entries by their word without its capitals."""
+        words: dict[str, list[LexiconEntry]] = {}
+        for entry in self.entries:
+            words.setdefault(_without_capitals(entry.written), []).append(entry)
+        return words
+
+    @cached_property
+    def _lengths(self) -> dict[str, list[int]]:
+        """The lengths of the words that begin with a letter, longest first."""
+        lengths: dict[str, set[int]] = {}
+        for word in self._words:
+            lengths.setdefault(word[0], set()).add(len(word))
+        return {letter: sorted(found, reverse=True) for letter, found in lengths.items()}
 
     def changes(self, text: str) -> list[Respelling]:
         """Return what changes in a text, in order."""
         if not self.entries:
             return []
-        return [
-            Respelling(found.start(), found[0], self.entries[(found.lastindex or 1) - 1].said)
-            for found in self._pattern.finditer(text)
-        ]
+        letters, found, at = _without_capitals(text), list[Respelling](), 0
+        beginning = re.compile(f"[{re.escape(''.join(self._lengths))}]")
+        while match := beginning.search(letters, at):
+            at = match.start()
+            entry = self._entry_at(text, letters, at)
+            if entry is None:
+                at += 1
+                continue
+            found.append(Respelling(at, text[at : at + len(entry.written)], entry.said))
+            at += len(entry.written)
+        return found
+
+    def _entry_at(self, text: str, letters: str, at: int) -> LexiconEntry | None:
+        """Return the longest entry whose word is at a position."""
+        for length in self._lengths[letters[at]]:
+            for entry in self._words.get(letters[at : at + length], ()):
+                if _is_at(entry, text, at):
+                    return entry
+        return None
+
+
+def _is_at(entry: LexiconEntry, text: str, at: int) -> bool:
+    """Return whether capitals and the ends of an entry are as they must be, where its letters are."""
+    end = at + len(entry.written)
+    if entry.match_case and text[at:end] != entry.written:
+        return False
+    return entry.part_of_word or not (_is_word(text[max(0, at - 1) : at]) or _is_word(text[end : end + 1]))
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def _without_capitals(text: str) -> str:
+    """Return the text with one letter for all that differ only in their case; positions stay."""
+    return text.lower() if text.isascii() else "".join(map(_without_capital, text))
+
+
+@lru_cache(1024)
+def _without_capital(character: str) -> str:
+    alike = character.translate(_ALIKE)
+    return next((one for one in (alike.casefold(), alike.lower()) if len(one) == 1), alike)
+
+
+def respelled_chars(text: str, changes: Iterable[Respelling]) -> int:
+    """Return the length of a text with these changes."""
+    return len(text) + sum(len(change.said) - len(change.written) for change in changes)
 
 
 def respell(text: str, changes: Iterable[Respelling]) -> str:
@@ -111,6 +179,15 @@ def _entry(fields: object) -> LexiconEntry:
         or not written.strip()
     ):
         raise _invalid(fields)
+    for name, value, limit in (("word", written, MAX_WRITTEN_CHARS), ("respelling", said, MAX_SAID_CHARS)):
+        if len(value.strip()) > limit:
+            raise ConfigError(
+                f"a {name} of the lexicon is too long",
+                got=f"{len(value.strip())} characters, {value.strip()[:20]!r}…",
+                allowed=f"at most {limit}",
+                fix="Write an entry for each word.",
+                param="lexicon",
+            )
     case = fields.get("case", "any" if written == written.lower() else "exact")
     if case not in ("any", "exact"):
         raise _invalid(fields)
@@ -127,10 +204,3 @@ def _invalid(entry: object) -> ConfigError:
         fix="Check it with `nightingale lexicon check FILE`.",
         param="lexicon",
     )
-
-
-def _pattern_of(entry: LexiconEntry) -> str:
-    word = re.escape(entry.written)
-    if not entry.match_case:
-        word = f"(?i:{word})"
-    return word if entry.part_of_word else rf"(?<!\w){word}(?!\w)"

@@ -30,7 +30,10 @@ ATTRIBUTES: Final = {
 }  # fmt: skip
 """The tags that have an effect, and their attributes; None: their attributes do not matter."""
 
-_BEGINNING: Final = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<(?:speak(?=[\s>/])|!DOCTYPE\s+speak\b)")
+SSML_END: Final = "</speak>"
+_BEGINNING: Final = re.compile(
+    r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?<(?:speak(?=[\s>/])|!DOCTYPE\s{1,100}speak\b)"
+)
 _TIME: Final = re.compile(r"\+?(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})(ms|s)")
 _PERCENT: Final = re.compile(r"([+-]?)(\d{1,4}(?:\.\d{1,4})?)%")
 
@@ -74,13 +77,16 @@ def is_ssml(text: str) -> bool:
 def may_be_ssml(text: str) -> bool:
     """Return whether a text whose end is missing is SSML, or still may be."""
     begun = text.lstrip()
-    return is_ssml(text) or "<speak".startswith(begun[:6]) or begun.startswith("<?xml")
+    return "<speak".startswith(begun[:6]) or begun.startswith("<?xml") or is_ssml(begun)
 
 
-def end_of_ssml(text: str) -> int | None:
-    """Return where a document ends whose beginning is that of the text; None while its end is missing."""
-    end = text.find("</speak>")
-    return end + len("</speak>") if end >= 0 else len(text) if len(text) > MAX_SSML_CHARS else None
+def end_of_ssml(text: str, start: int = 0) -> int | None:
+    """Return where a document ends whose beginning is that of the text; None while its end is missing.
+
+    start: A position that the end tag is not before.
+    """
+    end = text.find(SSML_END, start)
+    return end + len(SSML_END) if end >= 0 else len(text) if len(text) > MAX_SSML_CHARS else None
 
 
 def parse_ssml(text: str, language: str | None) -> tuple[list[SsmlPart], list[TextWarning]]:

@@ -23,6 +23,8 @@ LOOKAHEAD_CHARS: Final = 128
 """No decision depends on a character further after its mark than this, except for links."""
 TAG: Final = re.compile(r"\[[^\[\]\n]{1,32}\]")
 """[laugh], [clear throat], [pause:500ms]: never split, and never the beginning of a sentence."""
+TAG_CHARS: Final = 34
+"""The largest length of a tag."""
 _ADDRESS: Final = r"(?:[^()\s]|\([^()\s]{0,99}\)){0,500}"
 LINK: Final = re.compile(
     rf"!?\[(?P<label>[^\[\]\n]{{0,300}})\]\({_ADDRESS}(?:[ \t]{{1,3}}\"[^\"\n]{{0,100}}\")?\)"
@@ -52,10 +54,17 @@ _NO_SPACES: Final = "[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
 _HAN: Final = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 _SYLLABLES: Final = "[\u3040-\u30ff\uac00-\ud7a3]"
 _WORD_CHARS: Final = 32
+_LETTER: Final = re.compile(r"[^\W_]")
 
 
 def has_words(text: str) -> bool:
-    return any(map(str.isalnum, text))
+    return _LETTER.search(text) is not None
+
+
+def first_letter(text: str, start: int = 0) -> int | None:
+    """Return the position of the first letter or digit from `start`; None if there is none."""
+    found = _LETTER.search(text, start)
+    return None if found is None else found.start()
 
 
 def spoken_length(text: str) -> int:
@@ -69,8 +78,36 @@ def spoken_length(text: str) -> int:
 
 
 def strip_link_addresses(text: str) -> str:
-    """Replace links by their labels."""
-    return LINK.sub(r"\g<label>", text) if "](" in text else text
+    """Replace links by their labels. What is longer than a link may be is none."""
+    if "](" not in text or ")" not in text:
+        return text
+    return LINK.sub(lambda link: link["label"] if len(link[0]) <= LINK_CHARS else link[0], text)
+
+
+def match_link(text: str, opened: int) -> re.Match[str] | None:
+    """Return the link whose bracket opens at a position."""
+    # A search for the last character costs little, while the pattern tries every length of an address.
+    is_closed = text.find(")", opened, opened + LINK_CHARS) >= 0
+    return LINK.match(text, opened, opened + LINK_CHARS) if is_closed else None
+
+
+def may_become_link(text: str, opened: int) -> bool:
+    """Return whether text that follows may complete a link whose bracket opens at a position."""
+    return len(text) - opened < LINK_CHARS and _OPEN_LINK.match(text, opened) is not None
+
+
+def skip_chars(text: str, at: int, chars: int) -> int:
+    """Return the position after so many characters, not counting the addresses of links."""
+    for link in LINK.finditer(text, at):
+        if link.start() - at >= chars:
+            break
+        if len(link[0]) > LINK_CHARS:
+            continue
+        chars -= link.start() - at + len(link["label"])
+        at = link.end()
+        if chars <= 0:
+            return at
+    return at + chars
 
 
 def inside_link(text: str, at: int, *, final: bool) -> bool | None:
@@ -81,10 +118,10 @@ def inside_link(text: str, at: int, *, final: bool) -> bool | None:
     for opened in (text.rfind("[", begin, at), text.rfind("[", begin, middle) if middle >= 0 else -1):
         if opened < 0:
             continue
-        if link := LINK.match(text, opened):
+        if link := match_link(text, opened):
             if at < link.end():
                 return True
-        elif not final and _OPEN_LINK.match(text, opened):
+        elif not final and may_become_link(text, opened):
             return None
     return False
 
@@ -95,26 +132,29 @@ def find_sentence_end(
     *,
     final: bool,
     language: str | None = None,
-    at_least: int = 0,
+    earliest: int | None = None,
     lines: bool = False,
 ) -> tuple[int | None, int]:
     """Return the end of the first sentence from `start`, and the position up to which that is decided.
 
-    The end is None if no sentence ends in the decided part.
+    The end is None if no sentence ends in the decided part. When more text has arrived, the search can go on from
+    there.
 
     Args:
         text: The text so far.
         start: The position to start from.
         final: No text will follow.
         language: A language code, for its abbreviations.
-        at_least: Skip ends before this spoken length.
+        earliest: Skip ends before this position; by default, those before the first letter.
         lines: A line break ends a sentence too, unless a lower-case letter follows.
     """
-    checked, has_word = start, False
+    if earliest is None:
+        letter = first_letter(text, start)
+        earliest = len(text) + 1 if letter is None else letter + 1
     for match in _candidates(language, lines).finditer(text, start):
-        has_word = has_word or has_words(text[checked : match.start()])
-        checked = match.start()
-        if not has_word or spoken_length(text[start : match.end()].strip()) < at_least:
+        if match.end() < earliest:
+            if match.end() == len(text) and not final:
+                return None, match.start()  # the mark may become longer
             continue
         ends = _ends(text, match, final, language)
         in_link = inside_link(text, match.end(), final=final) if ends else False

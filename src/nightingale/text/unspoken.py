@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 from unicodedata import category, name, normalize
 
@@ -117,8 +118,9 @@ def _symbols(text: str, frontend: Frontend) -> Iterator[TextWarning]:
     at: dict[str, int] = {}
     for match in _SYMBOL.finditer(text):
         at.setdefault(match[0], match.start())
-    # With a word after it, since a single mark is nothing to say.
-    lost = [symbol for symbol in at if _is_symbol(symbol) and frontend.spell_out(f"{symbol} a") == "a"]
+    # With a word after it, since a single mark is nothing to say. No more than the warning shows: each is spelled out.
+    symbols = (symbol for symbol in at if _is_symbol(symbol) and frontend.spell_out(f"{symbol} a") == "a")
+    lost = list(islice(symbols, MAX_SHOWN_CHARS))
     if lost:
         yield TextWarning(
             what="symbols without a spoken form are left out", got=_shortened(" ".join(lost)), at=at[lost[0]]

@@ -14,6 +14,7 @@ from typing import Any
 
 from nightingale.errors import ConfigError, OutputError
 from nightingale.files import write_whole
+from nightingale.install import install_command
 
 SUFFIX = ".safetensors"
 VERSION_FIELDS = (
@@ -106,7 +107,7 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        fix = "pip install 'nightingale-tts[ray]'"
+        fix = install_command("ray")
         raise ConfigError(
             "the package fsspec, which opens URLs, is not installed", got=url, fix=fix
         ) from error

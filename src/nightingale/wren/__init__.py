@@ -2,7 +2,6 @@
 
     t3.safetensors, s3gen.safetensors, ve.safetensors   compact weights (nightingale.models.compact)
     tokenizer.json                                      wren's own BPE vocabulary
-    draft_head.safetensors                              compact; optional draft head for speculative decoding
     card.json                                           name, voices and default sampling of this copy
     voices/<name>.safetensors, voices/<name>.md         built-in voices and their origins
 
@@ -26,8 +25,6 @@ FILES: Final = {
 }
 """Role -> file name; the roles are those of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
-DRAFT_FILE: Final = "draft_head.safetensors"
-"""The draft head for speculative decoding (docs/speculative.md). A copy may lack it."""
 SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
 """The default sampling that an export writes into the card."""
 

@@ -1,6 +1,6 @@
-"""The quality of a set of clips: words, distortion, speaker similarity, endings and pitch.
+"""The quality of a set of clips: words, perceived quality, distortion, speaker, endings and pitch.
 
-Words, distortion and speaker similarity need the judges' environment; endings and pitch are measured here.
+All but endings and pitch need the judges' environment.
 A judge that was not asked leaves `None`.
 """
 
@@ -44,6 +44,7 @@ class ClipQuality:
     transcripts: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, Comparison] = field(default_factory=dict)
     dnsmos: Mapping[str, float] = field(default_factory=dict)
+    distill_mos: float | None = None
     cosine: float | None = None
     defects: tuple[str, ...] = ()
     error: str | None = None
@@ -81,6 +82,11 @@ class Quality:
         return _mean([clip.dnsmos[part] for clip in self.clips if part in clip.dnsmos])
 
     @property
+    def distill_mos(self) -> dict[str, float]:
+        """The mean and the 10th percentile by Distill-MOS; empty if it was not asked."""
+        return spread(clip.distill_mos for clip in self.clips if clip.distill_mos is not None)
+
+    @property
     def cosine(self) -> float | None:
         return _mean([clip.cosine for clip in self.clips if clip.cosine is not None])
 
@@ -100,6 +106,7 @@ class Quality:
             "audio_seconds": round(sum(clip.shape.seconds for clip in self.clips), 1),
             "wer": {name: rate for name in RECOGNIZERS if (rate := self.wer(name)) is not None},
             "dnsmos": {part: mos for part in DNSMOS_PARTS if (mos := self.mos(part)) is not None},
+            "distill_mos": self.distill_mos,
             "cosine": self.cosine,
             "defects": dict(Counter(name for clip in self.clips for name in clip.defects)),
             "errors": sum(clip.error is not None for clip in self.clips),
@@ -112,6 +119,12 @@ class Quality:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
+
+
+def spread(scores: Iterable[float]) -> dict[str, float]:
+    """Return the mean and the 10th percentile (`p10`) of scores, or nothing if there are none."""
+    found = list(scores)
+    return {"mean": float(np.mean(found)), "p10": float(np.percentile(found, 10))} if found else {}
 
 
 def clips_in(folder: Path, texts: Path, reference: Sequence[Path] = ()) -> list[Clip]:
@@ -149,6 +162,7 @@ def measure_clip(clip: Clip, scores: Mapping[str, Any]) -> ClipQuality:
         transcripts=transcripts,
         words=words,
         dnsmos=scores.get("dnsmos", {}),
+        distill_mos=scores.get("distillmos", {}).get("mos"),
         cosine=scores.get("speaker", {}).get("cosine"),
         defects=defects(shape, tuple(words.values())),
         error=scores.get("error"),

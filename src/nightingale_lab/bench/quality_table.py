@@ -18,6 +18,8 @@ def quality_table(report: Quality, *, title: str) -> Table:
         if (rate := report.wer(name)) is not None:
             bounds = ("≤ 4 %", "≤ 2 %") if name != "moonshine" else ("", "")
             table.add_row(f"word error rate, {name}", f"{rate:.2%}", *bounds)
+    table.add_row("Distill-MOS, mean", _number(report.distill_mos.get("mean"), ".2f"))
+    table.add_row("Distill-MOS, lowest tenth", _number(report.distill_mos.get("p10"), ".2f"))
     table.add_row("DNSMOS overall", _number(report.mos(), ".2f"), "≥ 3.0", "≥ 3.25")
     for part in DNSMOS_PARTS[1:]:
         table.add_row(f"DNSMOS {part}", _number(report.mos(part), ".2f"))

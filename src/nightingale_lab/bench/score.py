@@ -1,6 +1,6 @@
 """Score a folder of recordings against their texts: a table, then one line of JSON.
 
-    python -m nightingale_lab.bench.score FOLDER TEXTS [--reference WAV …] [--judges tiny,base,dnsmos,speaker]
+    python -m nightingale_lab.bench.score FOLDER TEXTS [--reference WAV …] [--judges tiny,distillmos]
 
 FOLDER holds *.wav, TEXTS one line for each of them in name order.
 """
@@ -25,7 +25,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--reference", type=Path, nargs="*", default=[], help="recordings of the wanted speaker"
     )
-    parser.add_argument("--judges", default="tiny,base,dnsmos,speaker", help="empty: only endings and pitch")
+    parser.add_argument(
+        "--judges", default="tiny,base,dnsmos,distillmos,speaker", help="empty: only endings and pitch"
+    )
     parser.add_argument("--limit", type=int, default=0, help="only the first N recordings")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rows", type=Path, help="write every clip's scores here, as JSON lines")

@@ -1,7 +1,7 @@
 """Measure the table of wren's model card: a table, then one line of JSON, which is stored.
 
     python -m nightingale_lab.bench.wren [FOLDER] [--parts default,voices] [--references DIR] [--every 10]
-        [--hibari DIR] [--readers DIR]
+        [--teachers] [--readers DIR]
 
 FOLDER is what `nightingale train export` wrote (default: the model in the package). Sentences are synthesized
 one by one, each with its own seed, then judged. References are recordings of the teacher's voices,
@@ -15,7 +15,8 @@ one by one, each with its own seed, then judged. References are recordings of th
     questions   the final pitch of 40 sentences with a question mark over that with a period
     speed       real-time factor, first audio, cold start
 
-With --hibari, the folder of its unpacked wheel, the teacher speaks the texts of `varied` and `hard` too.
+With --teachers, they speak the same texts: hibari those of `default`, `varied` and `hard`, Kokoro those of `voices`,
+each voice with its own. They are installed in the user's cache the first time.
 """
 
 from __future__ import annotations
@@ -42,13 +43,18 @@ from nightingale.engine import TTS
 from nightingale_lab import reference
 from nightingale_lab.bench import clones, script
 from nightingale_lab.bench.judges.client import judges_python
+from nightingale_lab.bench.peers.client import PeerProcess
+from nightingale_lab.bench.peers.install import homes, install
+from nightingale_lab.bench.peers.peer_list import KOKORO_VOICES, PEERS
 from nightingale_lab.bench.pitch import final_semitones
 from nightingale_lab.bench.quality import Ask, Clip, Quality, ask_with, measure
 from nightingale_lab.bench.sentences import sentences
 from nightingale_lab.bench.wren_goals import (
+    DISTILL_MOS_HEAD,
     RECOGNIZERS,
     Speed,
     TableResults,
+    distill_mos_rows,
     goals,
     skipped_words,
     table,
@@ -99,22 +105,20 @@ def render(
     return clips, speed
 
 
-def render_teacher(lines: Sequence[str], hibari: Path, folder: Path, *, seed: int) -> list[Clip]:
-    """Let hibari speak the lines, after the same text front end."""
-    import soundfile
-
+def render_teacher(
+    lines: Sequence[str], folder: Path, *, voice: str | None = None, seed: int = 0
+) -> list[Clip]:
+    """Let hibari speak the lines, or Kokoro with its voice of that name, after the same text front end."""
     from nightingale.text.english import normalize
-    from nightingale_lab.train.teachers.hibari import HibariTeacher
 
-    teacher = HibariTeacher(hibari)
+    peer, more = PEERS["kokoro" if voice else "hibari"], [KOKORO_VOICES[voice]] if voice else []
+    home = homes() / peer.name
+    python = install(peer, home, lambda line: sys.stderr.write(f"{line}\n"))
     folder.mkdir(parents=True, exist_ok=True)
-    clips = []
-    for number, line in enumerate(lines):
-        ids = [teacher.ids(phonemes) for phonemes in teacher.phonemes(normalize(line))]
-        samples = [teacher.speak_ids(each, seed=seed).numpy() for each in ids]
-        path = folder / f"{number:03d}.wav"
-        soundfile.write(path, np.concatenate(samples), CLOCKS.sample_rate_hz, subtype="PCM_16")
-        clips.append(Clip(wav=path, text=line))
+    clips = [Clip(wav=folder / f"{number:03d}.wav", text=line) for number, line in enumerate(lines)]
+    with PeerProcess(peer, home, python, *more, threads=1) as process:
+        for clip in clips:
+            process.save(normalize(clip.text), seed, clip.wav)
     return clips
 
 
@@ -181,9 +185,9 @@ def parse(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model in the package")
     parser.add_argument("--references", type=Path, help="recordings of the teacher's voices: <voice>*.wav")
     parser.add_argument("--readers", type=Path, help="recordings of people, one subfolder for each of them")
-    parser.add_argument("--hibari", type=Path, help="folder of the unpacked wheel hibari-tts, the teacher")
+    parser.add_argument("--teachers", action="store_true", help="let hibari and Kokoro speak the same texts")
     parser.add_argument("--keep", type=Path, help="leave the recordings here")
-    parser.add_argument("--judges", default="tiny,base,dnsmos,speaker", help="empty: none")
+    parser.add_argument("--judges", default="tiny,base,dnsmos,distillmos,speaker", help="empty: none")
     parser.add_argument("--every", type=int, default=1, help="only every so many sentences")
     parser.add_argument("--profile", help="default: the model's")
     parser.add_argument("--device", default="auto")
@@ -234,12 +238,17 @@ def main(argv: Sequence[str] | None = None) -> None:
                 on_clip=progress("rendered"),
             )
             found.default = judged(clips)
+            if args.teachers:
+                found.teacher_default = judged(render_teacher(lines, folder / "teacher_default"))
         if "voices" in parts:
             for name in others:
                 path = card.parent / "voices" / f"{name}.safetensors"
                 chosen = lines[:: max(1, len(lines) // args.per_voice)]
                 clips, _ = render(tts, chosen, folder / name, voice=path, references=references(name))
                 found.voices[name] = judged(clips)
+                if args.teachers:
+                    clips = render_teacher(chosen, folder / f"teacher_{name}", voice=name)
+                    found.teacher_voices[name] = judged(clips)
         if "hard" in parts:
             clips = [
                 clip
@@ -247,13 +256,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for clip in render(tts, some("wren_hard"), folder / f"hard{seed}", seed=seed)[0]
             ]
             found.hard = judged(clips, words_only)
-            if args.hibari:
+            if args.teachers:
                 clips = [
                     clip
                     for seed in HARD_SEEDS
-                    for clip in render_teacher(
-                        some("wren_hard"), args.hibari, folder / f"teacher{seed}", seed=seed
-                    )
+                    for clip in render_teacher(some("wren_hard"), folder / f"teacher{seed}", seed=seed)
                 ]
                 found.teacher_hard = judged(clips, words_only)
         if "clones" in parts and args.readers and ask:
@@ -264,13 +271,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "varied" in parts:
             clips, _ = render(tts, some("wren_500"), folder / "varied", on_clip=progress("varied"))
             found.varied = judged(clips, words_only)
-            if args.hibari:
-                clips = render_teacher(some("wren_500"), args.hibari, folder / "teacher_varied", seed=0)
+            if args.teachers:
+                clips = render_teacher(some("wren_500"), folder / "teacher_varied")
                 found.teacher_varied = judged(clips, words_only)
     found.cold_s = cold_start_s(args.folder) if "speed" in parts else None
     rows = goals(found)
     sys.stderr.write("\n")
     sys.stdout.write(f"{table(rows)}\n")
+    if by_voice := distill_mos_rows(found):
+        script.print_table("Distill-MOS", DISTILL_MOS_HEAD, by_voice)
     result = {
         "kind": KIND,
         "parts": sorted(parts),
@@ -278,7 +287,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "profile": str(engine.plan.profile.name),
         "rows": {row.what: row.reached for row in rows},
         "default": found.default.summary() if found.default else None,
+        "teacher_default": found.teacher_default.summary() if found.teacher_default else None,
         "voices": {name: report.summary() for name, report in found.voices.items()},
+        "teacher_voices": {name: report.summary() for name, report in found.teacher_voices.items()},
         "varied": found.varied.summary() if found.varied else None,
         "hard": found.hard.summary() if found.hard else None,
         "teacher_hard": found.teacher_hard.summary() if found.teacher_hard else None,

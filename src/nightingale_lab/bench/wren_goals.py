@@ -51,7 +51,11 @@ class TableResults:
     """Results of the parts of the table; None where a part did not run."""
 
     default: Quality | None = None
+    teacher_default: Quality | None = None
+    """hibari speaks the same sentences."""
     voices: dict[str, Quality] = field(default_factory=dict)
+    teacher_voices: dict[str, Quality] = field(default_factory=dict)
+    """Kokoro speaks the same sentences with the voice that each has learned from."""
     varied: Quality | None = None
     teacher_varied: Quality | None = None
     """hibari, the teacher, speaks the same texts."""
@@ -93,6 +97,31 @@ def hard_ratio(own: Quality | None, teacher: Quality | None, recognizer: str) ->
     return shares[0] / shares[1]
 
 
+DISTILL_MOS_HEAD = ("voice", "mean", "lowest tenth", "teacher, mean", "lowest tenth", "mean − teacher's")
+
+
+def distill_mos_rows(found: TableResults) -> list[tuple[str | float | None, ...]]:
+    """Return a row of DISTILL_MOS_HEAD for the default sentences, and one for each voice."""
+    sets = {"default sentences": (found.default, found.teacher_default)} if found.default else {}
+    sets |= {name: (own, found.teacher_voices.get(name)) for name, own in found.voices.items()}
+    rows = []
+    for name, (own, teacher) in sets.items():
+        parts = [
+            report.distill_mos.get(part) if report else None
+            for report in (own, teacher)
+            for part in ("mean", "p10")
+        ]
+        rows.append((name, *parts, over_teacher(own, teacher)))
+    return rows
+
+
+def over_teacher(own: Quality | None, teacher: Quality | None) -> float | None:
+    """Return the mean by Distill-MOS minus the teacher's on the same texts."""
+    if not own or not teacher or not own.distill_mos or not teacher.distill_mos:
+        return None
+    return own.distill_mos["mean"] - teacher.distill_mos["mean"]
+
+
 def goals(found: TableResults) -> list[Goal]:
     """Return the table of the model card. What was not measured has no value."""
 
@@ -104,6 +133,11 @@ def goals(found: TableResults) -> list[Goal]:
     clones, encoder = found.clones, found.encoder
     own = [default] if default else []
     worst = min((mos for report in found.voices.values() if (mos := report.mos()) is not None), default=None)
+    over = [
+        difference
+        for name, report in found.voices.items()
+        if (difference := over_teacher(report, found.teacher_voices.get(name))) is not None
+    ]
     many = len(varied.clips) if varied else 500
     return [
         Goal(what="WER %, default voice, tiny", reached=mean_wer(own, "tiny"), must=3, aim=2),
@@ -150,6 +184,31 @@ def goals(found: TableResults) -> list[Goal]:
             must=80,
             aim=95,
             form=".0f",
+            higher=True,
+        ),
+        Goal(what="Distill-MOS, default voice", reached=default.distill_mos.get("mean") if default else None),
+        Goal(
+            what="the same minus its teacher's",
+            reached=over_teacher(default, found.teacher_default),
+            must=-0.08,
+            aim=0,
+            form="+.2f",
+            higher=True,
+        ),
+        Goal(
+            what="Distill-MOS, worst voice minus teacher's",
+            reached=min(over, default=None),
+            must=-0.2,
+            aim=-0.1,
+            form="+.2f",
+            higher=True,
+        ),
+        Goal(
+            what="the same, mean over voices",
+            reached=statistics.fmean(over) if over else None,
+            must=-0.1,
+            aim=-0.03,
+            form="+.2f",
             higher=True,
         ),
         Goal(
@@ -228,9 +287,9 @@ def goals(found: TableResults) -> list[Goal]:
 
 
 def table(measured: Sequence[Goal]) -> str:
-    lines = [f"{'what':<38}{'reached':>10}{'must':>8}{'aim':>8}  verdict"]
+    lines = [f"{'what':<40}{'reached':>10}{'must':>8}{'aim':>8}  verdict"]
     for row in measured:
         reached = "–" if row.reached is None else format(row.reached, row.form)
         must, aim = ("–" if bound is None else f"{bound:g}" for bound in (row.must, row.aim))
-        lines.append(f"{row.what:<38}{reached:>10}{must:>8}{aim:>8}  {row.verdict}")
+        lines.append(f"{row.what:<40}{reached:>10}{must:>8}{aim:>8}  {row.verdict}")
     return "\n".join(lines)

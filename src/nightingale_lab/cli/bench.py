@@ -27,7 +27,7 @@ Profiles = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help="Profiles with commas: default, exact, balanced, fast; each may have switches (+cache=int8).",
+        help="Profiles with commas: default, exact, balanced, fast; each may have switches (+flow_steps=6).",
         show_default="the model's",
     ),
 ]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale_lab.train.bank import FULL_SCALE, HOP
 from nightingale_lab.train.corpus import Corpus, whole_clips
 from nightingale_lab.train.tokenizer import tokenize_corpus
@@ -40,7 +40,7 @@ def other_speakers(speaker: NDArray[np.float16], *, seed: int) -> NDArray[np.flo
 
 @torch.no_grad()
 def render_audio(
-    net: Hift, mels: NDArray[np.float16], corpus: Corpus, *, device: torch.device, seed: int
+    net: FrameVocoder, mels: NDArray[np.float16], corpus: Corpus, *, device: torch.device, seed: int
 ) -> NDArray[np.int16]:
     """Return audio of the layout of the corpus's bank. mels: (frames, bands), two frames per token."""
     offsets, flat = torch.from_numpy(corpus.token_offsets), torch.from_numpy(mels).to(device)
@@ -61,7 +61,7 @@ def render_audio(
 
 def converted_tokens(
     net: SpeechTokenizer,
-    vocoder: Hift,
+    vocoder: FrameVocoder,
     mels: NDArray[np.float16],
     corpus: Corpus,
     *,

@@ -30,7 +30,6 @@ from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
@@ -153,7 +152,6 @@ def export(
     report = Report(bytes={n: len(d) for n, d in files.items()}, parameters=parameters, loss=loss)
     _check_size(report, voices, limit_bytes)
     _write(out, files, built_in, voices)
-    _write_draft_head(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
     return report
 
 
@@ -219,6 +217,12 @@ def replace_networks(
             for name, t in unpack(stored).items()
             if name.startswith(part.prefix)
         }
+        if read_tensors(path).keys() != old.keys():
+            raise ConfigError(
+                f"these weights are of another network: this wren has {type(part.build(preset)).__name__}",
+                got=f"{path.name} with {', '.join(sorted(read_tensors(path))[:3])}, …",
+                allowed=", ".join(sorted(old)[:3]) + ", …",
+            )
         one = _packed(part, path, preset, KEEP_FLOAT16, old, share)
         files[target] = kept | one.tensors
         card["packing_loss"][part.source] = round(one.loss, 5)
@@ -329,19 +333,6 @@ def _check_size(report: Report, voices: Mapping[str, Voice], limit_bytes: int) -
             allowed=f"{limit_bytes / 2**20:.2f} MiB",
             fix="Use a smaller network, or keep less of it in float16.",
         )
-
-
-def _write_draft_head(source: Path, target: Path) -> None:
-    """Write the draft head, or delete an old one, which would not fit the new T3.
-
-    It does not count towards the size limit, since it changes the speed only.
-    """
-    if not source.is_file():
-        target.unlink(missing_ok=True)
-        return
-    packed = pack(read_tensors(source))
-    load(lambda: DraftHead.shaped_like(unpack(packed)), unpack(packed), source=source)
-    write_whole(target, to_safetensors(packed, FORMAT))
 
 
 def _write(

@@ -4,11 +4,11 @@
    auxiliary loss keeps the output of the token encoder close to the mel.
 2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
    speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
-   (Distilling guided steps was tried and lost words: dev/LOG.md.) After a while, some rows are rendered with
+   (Distilling guided steps was tried and lost words: dev/log-archive.md.) After a while, some rows are rendered with
    the speaker of another clip. Their speaker is judged (mel_speaker.py), and their mean pitch if there is a
    vocoder with a pitch predictor; the phonemes of all rows are compared (mel_content.py). A discriminator can
    keep the mels from becoming flat (mel_discriminator.py); after some minutes, their contrast was above that
-   of recordings (dev/LOG.md).
+   of recordings (dev/log-archive.md).
 
 Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
 for whole utterances.
@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
-from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.compact import unpack
@@ -96,7 +95,7 @@ def train_flow(
         batch=batch,
         eager=eager,
         adversarial=adversarial > 0,
-        pitch=pitch_predictor(pitch_from) if pitch_from else None,
+        pitch=load_vocoder(pitch_from, torch.device("cpu")) if pitch_from else None,
         converted=converted,
     )
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
@@ -143,11 +142,6 @@ def train_flow(
             training.start_refining()
         training.match.forget()  # free its memory for the second graph
         run("refine", training.refine, Schedule(peak=peak_lr, warmup_steps=100), refine_s)
-
-
-def pitch_predictor(vocoder: Path) -> nn.Module:
-    """Return the pitch predictor of weights of wren's vocoder."""
-    return load_vocoder(vocoder, PRESETS["wren"].hift, torch.device("cpu")).f0_predictor
 
 
 def ramp(progress: float, start: float) -> float:

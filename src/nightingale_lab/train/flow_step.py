@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
-from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
+from nightingale.models.frame_vocoder.config import VOICED_ABOVE_HZ
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
@@ -68,7 +69,7 @@ class FlowTraining:
         batch: int,
         eager: bool,
         adversarial: bool = False,
-        pitch: nn.Module | None = None,
+        pitch: FrameVocoder | None = None,
         converted: Tensor | None = None,
     ) -> None:
         """Build the networks and their optimizers.
@@ -325,7 +326,7 @@ class FlowTraining:
         if self.pitch is None:
             return torch.zeros_like(mel[:, 0])
         with torch.autocast(self.device.type, enabled=False):
-            f0_hz: Tensor = self.pitch(mel.float() * self.config.mel_std + self.config.mel_mean)
+            f0_hz: Tensor = self.pitch.pitch_hz(mel.float() * self.config.mel_std + self.config.mel_mean)
         return f0_hz
 
     def _train_judge(self, b: dict[str, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
+from nightingale.models.frame_vocoder.config import VOICED_ABOVE_HZ
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import FULL_SCALE, HOP, UNKNOWN_HZ, AudioBank
 from nightingale_lab.train.vocoder_losses import fourier_matrix, magnitude

@@ -44,7 +44,6 @@ def plan_all_stages(s: Settings) -> list[Task]:
     first, done = s.corpus / "part00" / READY, s.corpus / DONE
     flow_ends_s = 0.80 * whole
     eager = ["--eager"] if s.device == "cpu" else []
-    uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     common = ["--out", str(s.out), "--device", s.device]
 
@@ -78,7 +77,7 @@ def plan_all_stages(s: Settings) -> list[Task]:
         ]
         if earlier:
             arguments += ["--resume-from", str(earlier.parent)]
-        return ["vocoder", *arguments, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
+        return ["vocoder", *arguments, *seconds(left), "--plan-s", f"{whole_s:.1f}", *eager]
 
     banks = [str(s.out / BANK), *([str(path)] if (path := s.earlier(BANK)) and not tokenizer_s else [])]
     assets = ["--assets", s.assets]
@@ -131,14 +130,14 @@ def plan_all_stages(s: Settings) -> list[Task]:
 
 
 def plan_continuing_t3(s: Settings) -> list[Task]:
-    """Return the schedule of a session that trains T3 further, then its draft head.
+    """Return the schedule of a session that trains T3 further.
 
     Both teachers synthesize at first, T3 begins on the first parts and goes on with all of them, and the flow is
-    trained beside it for a while. With `hours=0`, T3 and the draft head are trained on the stored banks alone.
+    trained beside it for a while. With `hours=0`, T3 is trained on the stored banks alone.
     """
     whole = s.plan_s
     synthesis_s, flow_s = min(385.0, 0.32 * whole), min(780.0, 0.57 * whole)
-    tokens_s, t3_s = synthesis_s + min(25.0, 0.02 * whole), whole - LAST_S - min(95.0, 0.1 * whole)
+    tokens_s, t3_s = synthesis_s + min(25.0, 0.02 * whole), whole - LAST_S
     eager = ["--eager"] if s.device == "cpu" else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     common = ["--out", str(s.out), "--device", s.device, "--assets", s.assets]
@@ -162,9 +161,6 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
         times = [*seconds(left), "--plan-s", f"{plan_s:.1f}"]
         return ["t3", *common, *times, *banks(), *eager, *T3_OPTIONS, *compact, *start_from("t3.safetensors")]
 
-    def draft(left: float) -> list[str]:
-        return ["draft", *common, *seconds(left), *banks(), *eager, *start_from("draft_head.safetensors")]
-
     def flow(left: float) -> list[str]:
         (refine_s,) = once(s, "flow", [left - s.load_s])
         times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
@@ -185,9 +181,8 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
             arguments=lambda left: ["single-speaker", *arguments, *seconds(left)],
         )  # fmt: skip
 
-    last = Task(name="draft", needs=(s.done_marker("t3"),), ends_s=whole - LAST_S, arguments=draft)
     if not s.hours:
-        return [Task(name="t3", needs=(), ends_s=t3_s, output=s.out / "t3.safetensors", arguments=t3), last]
+        return [Task(name="t3", needs=(), ends_s=t3_s, output=s.out / "t3.safetensors", arguments=t3)]
     single = [single_speaker(number) for number in range(s.processes)]
     synthesis = ["--out", str(s.corpus), "--device", s.device, "--assets", s.assets, "--hours", str(s.hours)]
     before_t3 = ["tokens", "t3-early", *(task.name for task in single)]
@@ -213,7 +208,6 @@ def plan_continuing_t3(s: Settings) -> list[Task]:
             name="flow", needs=(s.done_marker("tokens"),), ends_s=flow_s, arguments=flow,
             output=s.out / "flow.refine.safetensors",
         ),
-        last,
     ]  # fmt: skip
 
 

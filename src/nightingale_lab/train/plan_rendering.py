@@ -1,19 +1,17 @@
 """The schedule of a session that trains flow, vocoder, voice encoder and the tokenizer further, on people too.
 
-T3 and its draft head are trained beside them if `--stages` names them.
+T3 is trained beside them if `--stages` names it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.train.corpus import READY
 from nightingale_lab.train.session_tasks import (
     FLOW_OPTIONS,
     LAST_S,
     PEOPLE,
-    SPLIT,
     TEACHER,
     Settings,
     Task,
@@ -25,11 +23,10 @@ from nightingale_lab.train.stages import BANK, TOKENS
 ENCODER_OPTIONS = ("--parts", "1", "--keep-voices")
 DATA_OPTIONS = ("--first-hours", "4", "--part-hours", "5")
 VOCODER_OPTIONS = ("--mel-only-share", "0", "--predicted-f0-share", "0", "--lr", "2e-4", "--f0-lr", "2e-4")
-SHARPENING = str(PRESETS["wren"].hift.sharpening)
 FINE_TUNING_OPTIONS = ("--guidance", "0.1", "--peak-lr", "2e-4")
 """T3 keeps what it has learned from more speech than this session has."""
-NEW_DISCRIMINATORS_OPTIONS = ("--discriminator-share", "0.07", "--sharpening", SHARPENING)
-"""For a packed generator: its discriminators are new, and it begins with the sharpening that the engine has so far."""
+NEW_DISCRIMINATORS_OPTIONS = ("--discriminator-share", "0.07")
+"""For a packed generator: its discriminators are new."""
 
 
 def plan_continuing_rendering(s: Settings) -> list[Task]:
@@ -47,7 +44,6 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     )
     flow_s, encoder_s = 0.8 * whole if vocoder_is_trained else whole - LAST_S, 0.42 * whole
     eager = ["--eager"] if s.device == "cpu" else []
-    uncompiled = [*eager, "--compile", "none"] if eager else []
     corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
     assets = ["--assets", s.assets]
     common = ["--out", str(s.out), "--device", s.device, *assets]
@@ -55,7 +51,7 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
     # What is made from people's tokens waits for the tokenizer that reads people.
     people = s.done_marker("tokenizer-people") if reads_people else human
     first_mels = s.done_marker("mels-early" if early else "mels")
-    vocoder_weights = str(Path(s.state) / SPLIT / "vocoder.safetensors")
+    vocoder_weights = str(s.earlier("vocoder.safetensors"))
     earlier_flow = ["--start-from", str(s.earlier("flow.refine.safetensors"))]
 
     def seconds(left: float) -> list[str]:
@@ -68,35 +64,26 @@ def plan_continuing_rendering(s: Settings) -> list[Task]:
         return ["flow", *corpus, *assets, *times, *eager, *FLOW_OPTIONS, *earlier_flow, *judged]
 
     def vocoder(left: float) -> list[str]:
-        discriminators = s.earlier("discriminators.safetensors")  # beside the generator of an earlier session
-        folder = discriminators.parent if discriminators else Path(s.state) / SPLIT
-        new = () if discriminators else NEW_DISCRIMINATORS_OPTIONS
-        before_s = elapsed_s(folder / "vocoder.safetensors") if discriminators else 0.0
+        weights = Path(vocoder_weights)
+        continued = (weights.parent / "discriminators.safetensors").is_file()
+        new = () if continued else NEW_DISCRIMINATORS_OPTIONS
+        before_s = elapsed_s(weights) if continued else 0.0
         (whole_s,) = once(s, "vocoder", [before_s + left - s.load_s])
         given = ["--bank", str(s.corpus), "--out", str(s.out / "vocoder"), "--device", s.device, "--resume"]
-        generator = ["--resume-from", str(folder), *VOCODER_OPTIONS, *new]
-        return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *uncompiled]
+        generator = ["--resume-from", str(weights.parent), *VOCODER_OPTIONS, *new]
+        return ["vocoder", *given, *generator, *seconds(left), "--plan-s", f"{whole_s:.1f}", *eager]
 
-    t3_weights, draft_weights = (
-        Path(s.start_from or ".") / f"{name}.safetensors" for name in ("t3", "draft_head")
-    )
+    t3_weights = Path(s.start_from or ".") / "t3.safetensors"
 
     def t3(left: float) -> list[str]:
         (plan_s,) = once(s, "t3", [left - s.load_s])
         times = [*seconds(left), "--plan-s", f"{plan_s:.1f}"]
         return ["t3", *common, *times, *eager, *FINE_TUNING_OPTIONS, "--start-from", str(t3_weights)]
 
-    def draft(left: float) -> list[str]:
-        return ["draft", *common, *seconds(left), *eager, "--start-from", str(draft_weights)]
-
     language_model = [
         Task(
             name="t3", needs=(s.done_marker("tokens"), t3_weights), ends_s=0.53 * whole, arguments=t3,
             output=s.out / "t3.safetensors",
-        ),
-        Task(
-            name="draft", needs=(s.done_marker("t3"), draft_weights), ends_s=whole - LAST_S, at_most_s=0.22 * whole,
-            arguments=draft,
         ),
     ]  # fmt: skip
     synthesis = ["--out", str(s.corpus), "--device", s.device, *assets]

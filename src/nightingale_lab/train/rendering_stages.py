@@ -184,7 +184,7 @@ def run_converted(args: argparse.Namespace) -> None:
     net = load_tokenizer(
         weights if weights.is_file() else args.out / "tokenizer.safetensors", preset.speech_tokenizer, device
     )
-    vocoder = load_vocoder(args.vocoder, preset.hift, device)
+    vocoder = load_vocoder(args.vocoder, device)
     for number, part in enumerate(parts_with_people(args.corpus, args.parts)):
         corpus, tokens = corpus_with_tokens([part])
         seed = args.seed + number

@@ -48,14 +48,12 @@ CONTINUED_RESULTS = (
     "out/t3.safetensors",
     "out/compact_bank.safetensors",
     "out/flow.refine.safetensors",
-    "out/draft_head.safetensors",
 )
 """The files of a session that continues T3. The first call that has the bank returns it; later ones have room for
 the flow."""
 RENDERING_RESULTS = (
     "out/tokenizer_people.safetensors",
     "out/t3.safetensors",
-    "out/draft_head.safetensors",
     "out/voice_encoder.safetensors",
     "out/vocoder/vocoder.safetensors",
     "out/flow.refine.safetensors",
@@ -141,9 +139,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="run these stages of the plan alone; each needs those before it",
     )
-    made.add_argument(
-        "--continue-t3", action="store_true", help="train only T3, the flow and the draft head, with --from"
-    )
+    made.add_argument("--continue-t3", action="store_true", help="train only T3 and the flow, with --from")
     made.add_argument(
         "--continue-rendering",
         action="store_true",

@@ -34,7 +34,7 @@ class Settings:
     load_s: float = 15.0
     """Seconds that a stage needs to start."""
     continue_t3: bool = False
-    """Train only T3, the flow and the draft head further, from an earlier session."""
+    """Train only T3 and the flow further, from an earlier session."""
     continue_rendering: bool = False
     """Train only the flow, the vocoder and the voice encoder further, with recordings of people."""
     processes: int = 0

@@ -6,14 +6,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nightingale.errors import ConfigError
-
-TOKENS, BANK, SELF_GENERATED = "tokens.npy", "bank.safetensors", "self_generated.safetensors"
+TOKENS, BANK = "tokens.npy", "bank.safetensors"
 COMPACT_BANK = "compact_bank.safetensors"
 LINES_PER_HOUR = 1150
 """More than the teacher speaks (1,100), so that lines never run out; assigning speakers to all takes seconds."""
@@ -187,73 +183,6 @@ def run_tokens(args: argparse.Namespace) -> None:
         if whole:
             break
         time.sleep(0.2)
-
-
-def run_self_generated(args: argparse.Namespace) -> None:
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.self_generated import generate_speech
-
-    assets = Assets(args.assets)
-    generated = generate_speech(
-        _banks(args, assets),
-        PRESETS["wren"].t3,
-        target=args.target or args.out / "t3.safetensors",
-        budget_s=args.budget_s,
-        device=torch.device(args.device),
-        seed=args.seed,
-    )
-    generated.save(args.out / SELF_GENERATED)
-    print_progress({"clips": generated.clips, "tokens": len(generated.tokens)})
-
-
-def run_draft(args: argparse.Namespace) -> None:
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.draft_head import train_draft_head
-    from nightingale_lab.train.draft_head_from_states import train_from_hidden_states
-    from nightingale_lab.train.draft_model import train_draft_model
-
-    device = torch.device(args.device)
-    if args.hidden_states:
-        train_from_hidden_states(
-            args.hidden_states,
-            args.out,
-            budget_s=args.budget_s,
-            device=device,
-            seed=args.seed,
-            on_progress=print_progress,
-        )
-        return
-    if args.assets is None:
-        raise ConfigError(
-            "no training data",
-            got="neither --hidden-states nor --assets",
-            allowed="a file of hidden states, or a bank and its assets",
-            fix="Make one: nightingale train capture --model NAME --out FILE.",
-        )
-    assets = Assets(args.assets)
-    train: Callable[..., None] = train_draft_head
-    if args.kind == "layers":
-        train = partial(train_draft_model, layers=args.layers)
-    train(
-        _banks(args, assets),
-        args.out,
-        PRESETS["wren"].t3,
-        target=args.target or args.out / "t3.safetensors",
-        marks=assets.marks(),
-        budget_s=args.budget_s,
-        plan_s=args.plan_s,
-        device=device,
-        eager=args.eager,
-        seed=args.seed,
-        start_from=args.start_from,
-        on_progress=print_progress,
-    )
 
 
 def run_t3(args: argparse.Namespace) -> None:

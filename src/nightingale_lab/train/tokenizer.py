@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.speech_tokenizer import FSQ_SCALE, SpeechTokenizer, fsq_ids
+from nightingale.models.chatterbox.encoders.config import FSQ_SCALE, SpeechTokenizerConfig
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, fsq_ids
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
 from nightingale_lab.train.loop import (

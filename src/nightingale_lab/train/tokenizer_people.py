@@ -28,8 +28,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.speech_tokenizer import FSQ_SCALE, SpeechTokenizer
+from nightingale.models.chatterbox.encoders.config import FSQ_SCALE, SpeechTokenizerConfig
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.corpus import LIMIT_HZ, Corpus, Windows, audio_of, clip_audio
 from nightingale_lab.train.forced_alignment import align

@@ -6,7 +6,7 @@
 learning rate, so the number of calls does not matter.
 
     state.pt               the exact state; stays on the machine (about 130 MB)
-    vocoder.safetensors    averaged generator, loads into Hift
+    vocoder.safetensors    averaged generator, loads into FrameVocoder
     discriminators.safetensors   in bfloat16; with the file above enough to continue elsewhere
     log.jsonl              one line every few seconds
 """
@@ -19,19 +19,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
-from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
+from nightingale.errors import CheckpointError
 from nightingale.models.compact import unpack
+from nightingale.models.frame_vocoder.config import (
+    DELAY_SAMPLES,
+    FLUSH_FRAMES,
+    SILENT_LOG_MEL,
+    FrameVocoderConfig,
+)
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.bank import HOP, AudioBank
 from nightingale_lab.train.loop import (
@@ -45,8 +51,10 @@ from nightingale_lab.train.loop import (
 )
 from nightingale_lab.train.measured_pitch import measure_pitch
 from nightingale_lab.train.vocoder_data import VocoderData, VocoderDataSource
-from nightingale_lab.train.vocoder_net import Compile
 from nightingale_lab.train.vocoder_step import STATS, VocoderPlan, VocoderStage
+
+WREN_VOCODER: Final = FrameVocoderConfig()
+"""The sizes of wren's vocoder."""
 
 
 def train_vocoder(
@@ -64,34 +72,31 @@ def train_vocoder(
     max_steps: int | None = None,
     state_dir: Path | None = None,
     resume_from: Path | None = None,
-    compile_mode: Compile = "none",
     mels: NDArray[np.float16] | None = None,
     limited: NDArray[np.bool_] | None = None,
-    sharpening: float = 0.0,
     newer: Callable[[], VocoderData | None] | None = None,
     log_every_s: float = 5.0,
     save_every_s: float = 60.0,
     on_progress: Callable[[str], None] | None = None,
-) -> Hift:
+) -> FrameVocoder:
     """Train until the budget or the plan ends; return the averaged network.
 
     plan_s: seconds of the whole training (default: this budget). plan_steps: measure progress in steps instead,
     for a run that is reproducible. max_steps: steps of this call at most. state_dir: folder of the large exact
     state (default: out_dir). resume_from: files of another machine, used when there is no exact state; their
     seconds count. newer: called from time to time to get better data. limited: (clips,) mask of band-limited
-    clips. sharpening: of the first layer of a generator from `resume_from` that has not learned the flow's mels
-    (`HiftConfig.sharpening`).
+    clips.
     """
     started = time.monotonic()
     plan = plan or VocoderPlan()
     whole_s, state_path = plan_s or budget_s, (state_dir or out_dir) / "state.pt"
     out_dir.mkdir(parents=True, exist_ok=True)
-    stage = VocoderStage(
-        bank, plan, device=device, seed=seed, compile_mode=compile_mode, mels=mels, limited=limited
-    )
+    stage = VocoderStage(bank, plan, device=device, seed=seed, mels=mels, limited=limited)
     done: dict[str, Any] = {"step": 0, "gan_step": 0, "fresh_step": 0, "elapsed_s": 0.0}
-    if resume:
-        done.update(_resume(stage, state_path, resume_from or out_dir, sharpening))
+    earlier = _resume(stage, state_path, resume_from or out_dir) if resume else {}
+    done.update(earlier)
+    if not earlier:
+        stage.set_start_levels()
     log = JsonlLog(out_dir / "log.jsonl")
     g_rate = Schedule(peak=plan.lr, warmup_steps=plan.warmup_steps)
     d_rate = Schedule(peak=plan.discriminator_lr, warmup_steps=plan.warmup_steps)
@@ -172,9 +177,9 @@ def _record(
     return record | dict(zip(STATS, means, strict=True))
 
 
-def averaged_network(stage: VocoderStage) -> Hift:
+def averaged_network(stage: VocoderStage) -> FrameVocoder:
     """Return a network with the averaged weights, on the CPU."""
-    net = Hift(stage.plan.network)
+    net = FrameVocoder(stage.plan.network)
     net.load_state_dict({name: tensor.cpu() for name, tensor in stage.ema.named(stage.net).items()})
     return net.eval()
 
@@ -193,56 +198,65 @@ def export(stage: VocoderStage, out_dir: Path, done: dict[str, Any]) -> None:
         partial.replace(out_dir / f"{name}.safetensors")
 
 
-def _resume(stage: VocoderStage, state_path: Path, exported: Path, sharpening: float) -> dict[str, Any]:
-    """Load the exact state, or else the exported files, if there are any; a packed generator has no counts."""
+def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, Any]:
+    """Load the exact state, or else the exported files, if there are any; return the counts to go on from.
+
+    A generator without its discriminators begins a new plan, in which new discriminators have time to learn.
+    """
     if state_path.is_file():
         state = load_state(state_path, stage.device)
         stage.load_state_dict(state)
         done: dict[str, Any] = state["done"]
         return done
     generator, discriminators = exported / "vocoder.safetensors", exported / "discriminators.safetensors"
-    if not discriminators.is_file():
-        discriminators = exported / "critics.safetensors"  # its former name
     if not generator.is_file():
         return {}
-    stage.net.load_state_dict(sharpen_weights(load_file(generator), sharpening))
+    _load_weights(stage.net, generator)
     stage.ema.reset()
     with safe_open(generator, framework="pt") as file:
         meta = {"step": "0", "elapsed_s": "0", **(file.metadata() or {})}
     step = int(meta["step"])
     stage.generator.manual_seed(stage.generator.initial_seed() + step)  # other crops than before
-    if discriminators.is_file():
-        stage.discriminators.load_state_dict(load_file(discriminators))
+    if not discriminators.is_file():
+        return {"step": 0, "gan_step": 0, "fresh_step": 0, "elapsed_s": 0.0}
+    stage.discriminators.load_state_dict(load_file(discriminators))
     return {
         "step": step,
-        "gan_step": int(meta["gan_step"]) if discriminators.is_file() else 0,
+        "gan_step": int(meta["gan_step"]),
         "fresh_step": step,
         "elapsed_s": float(meta["elapsed_s"]),
     }
 
 
-def load_vocoder(weights: Path, config: HiftConfig, device: torch.device) -> Hift:
-    """Load a vocoder, packed or not, as the engine does."""
-    net = Hift(config).to(device).eval()
-    tensors = {name: tensor.float() for name, tensor in unpack(load_file(weights)).items()}
-    net.load_state_dict(sharpen_weights(tensors, config.sharpening))
+def load_vocoder(weights: Path, device: torch.device) -> FrameVocoder:
+    """Load wren's vocoder, packed or not."""
+    net = FrameVocoder(WREN_VOCODER).to(device).eval()
+    _load_weights(net, weights)
     return net
 
 
+def _load_weights(net: FrameVocoder, weights: Path) -> None:
+    tensors = unpack(load_file(weights))
+    if tensors.keys() != net.state_dict().keys():
+        raise CheckpointError(
+            "these are not the weights of a frame vocoder",
+            got=f"{weights} with {', '.join(sorted(tensors)[:3])}, …",
+            allowed=", ".join(sorted(net.state_dict())[:3]) + ", …",
+            fix="Start from dev/weights/frame_vocoder.safetensors: the vocoder in a packed wren is HiFT.",
+        )
+    net.load_state_dict(tensors)
+
+
 @torch.no_grad()
-def render_samples(net: Hift, mel: Tensor, generator: torch.Generator) -> Tensor:
+def render_samples(net: FrameVocoder, mel: Tensor, generator: torch.Generator) -> Tensor:
     """Return the rendering (batch, 480·T) of mels (batch, bands, T). generator: on the device of the mels."""
-    device, config = mel.device, net.config
-    phase = torch.rand(len(mel), config.harmonics, 1, generator=generator, device=device)
-    phase = (phase * 2 - 1) * torch.pi
-    phase[:, : None if config.in_phase else 1] = 0
-    noise = torch.randn(len(mel), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator, device=device)
-    source, _ = net.m_source(net.f0_predictor(mel), phase, noise)
-    rendered: Tensor = net(mel, source)
-    return rendered
+    padded = F.pad(mel, (0, FLUSH_FRAMES), value=SILENT_LOG_MEL)
+    noise = torch.randn(len(mel), padded.shape[-1] * HOP, generator=generator, device=mel.device)
+    samples, _ = net(padded, noise, net.initial_state(len(mel)))
+    return samples[:, DELAY_SAMPLES : DELAY_SAMPLES + mel.shape[-1] * HOP]
 
 
-def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
+def copy_synthesis(net: FrameVocoder, samples: Tensor, seed: int = 0) -> Tensor:
     """Return the vocoder's rendering of the mel of recorded samples, (batch, 480·T)."""
     return render_samples(net, FlowMel()(samples), torch.Generator().manual_seed(seed))
 
@@ -265,8 +279,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mel-only-share", type=float, default=VocoderPlan().mel_only_share)
     parser.add_argument("--discriminator-share", type=float, default=VocoderPlan().discriminator_share)
     parser.add_argument("--predicted-f0-share", type=float, default=VocoderPlan().predicted_f0_share)
-    parser.add_argument("--sharpening", type=float, default=0.0, help="of the generator in --resume-from")
-    parser.add_argument("--compile", choices=("none", "parts", "full"), default="parts")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--device", default="cuda")
     return parser
@@ -298,6 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
         resume=args.resume,
         eager=args.eager,
         plan=VocoderPlan(
+            network=WREN_VOCODER,
             batch=args.batch,
             lr=args.lr,
             f0_lr=args.f0_lr,
@@ -309,10 +322,8 @@ def main(arguments: list[str] | None = None) -> None:
         max_steps=args.max_steps,
         state_dir=args.state_dir,
         resume_from=args.resume_from,
-        compile_mode=args.compile,
         mels=np.load(args.mels) if args.mels else data.mels,
         limited=data.limited,
-        sharpening=args.sharpening,
         newer=newer,
         on_progress=report,
     )

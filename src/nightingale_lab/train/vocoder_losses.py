@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
+from nightingale.models.frame_vocoder.config import VOICED_ABOVE_HZ
 from nightingale.models.layers.mel import slaney_filters
 from nightingale.models.layers.mel_config import FLOW_MEL, MelConfig
 
@@ -45,7 +45,7 @@ class Analysis(nn.Module):
 
     There is no padding. Windows are made by `unfold` instead of `torch.stft`, because the gradient of the
     latter's overlapping view is a scatter over indices. The transform is a matrix product, because cuFFT, which
-    allocates outside of PyTorch's cache, failed beside other stages (dev/LOG.md).
+    allocates outside of PyTorch's cache, failed beside other stages (dev/log-archive.md).
     """
 
     def __init__(self) -> None:

@@ -7,20 +7,30 @@ excitation comes from predicted f0. So CUDA graphs can capture both steps.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
-from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.frame_vocoder.config import (
+    BINS,
+    COLUMNS_PER_STEP,
+    DELAY_SAMPLES,
+    FLUSH_FRAMES,
+    LOOKAHEAD_FRAMES,
+    MARGIN_SAMPLES,
+    MEL_TAPS,
+    SILENT_LOG_MEL,
+    FrameVocoderConfig,
+)
+from nightingale.models.frame_vocoder.network import PARTS, FrameVocoder
 from nightingale.models.layers.mel_config import FLOW_MEL
+from nightingale.models.layers.streaming_state import StreamingState
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
 from nightingale_lab.train.corpus import LIMIT_HZ
 from nightingale_lab.train.discriminators import (
@@ -33,6 +43,7 @@ from nightingale_lab.train.loop import Ema, Optimizer
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.vocoder_losses import (
     DISCRIMINATOR_RESOLUTIONS,
+    LOG_FLOOR,
     MELS,
     Analysis,
     LowPass,
@@ -41,10 +52,12 @@ from nightingale_lab.train.vocoder_losses import (
     pitch_error,
     voicing_error,
 )
-from nightingale_lab.train.vocoder_net import Compile, TrainingHift, initialise
 
-WREN_VOCODER = PRESETS["wren"].hift
 MEL_MARGIN = (FLOW_MEL.fft_samples - FLOW_MEL.hop_samples) // 2
+START_CROPS = 64
+"""Crops from which a fresh network's levels are measured."""
+NOISE_BELOW_TONE = 1.0
+"""Nepers by which a fresh network's noise lies below its harmonics."""
 STATS = ("mel", "flow_mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat", "d", "g_norm", "d_norm")
 
 
@@ -52,12 +65,12 @@ STATS = ("mel", "flow_mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat"
 class VocoderPlan:
     """Hyperparameters of the vocoder's training."""
 
-    network: HiftConfig = field(default_factory=lambda: WREN_VOCODER)
-    batch: int = 128
+    network: FrameVocoderConfig = field(default_factory=FrameVocoderConfig)
+    batch: int = 64
     window_frames: int = 25
-    before_frames: int = 8
+    before_frames: int = 24
     """Context of the causal network before the window of the losses."""
-    after_frames: int = CAUSAL_LOOKAHEAD_FRAMES
+    after_frames: int = FLUSH_FRAMES
     period_channels: tuple[int, ...] = (32, 64, 192, 384, 384)
     spectral_channels: int = 64
     lr: float = 4e-4
@@ -91,7 +104,6 @@ class VocoderStage:
         *,
         device: torch.device,
         seed: int,
-        compile_mode: Compile = "none",
         mels: NDArray[np.float16] | None = None,
         limited: NDArray[np.bool_] | None = None,
     ) -> None:
@@ -100,8 +112,7 @@ class VocoderStage:
         self.set_data(bank, mels, limited)
         self.low_pass = LowPass(LIMIT_HZ).to(device)
         with seeded(seed):
-            net = Hift(plan.network)
-            initialise(net)
+            net = FrameVocoder(plan.network)
             discriminators = Discriminators(
                 resolutions=DISCRIMINATOR_RESOLUTIONS,
                 period_channels=plan.period_channels,
@@ -109,10 +120,10 @@ class VocoderStage:
                 dtype=dtype,
             )
         self.net, self.discriminators = net.to(device), discriminators.to(device)
-        frames = self.sampler.crop_frames
-        self.render = TrainingHift(self.net, frames, dtype, compile_mode=compile_mode)
+        self.net.block_dtype = dtype
+        frames = self.sampler.crop_frames + FLUSH_FRAMES
         self.analysis = Analysis().to(device)
-        pitch = list(self.net.f0_predictor.parameters())
+        pitch = list(self.net.pitch_predictor.parameters())
         ids = {id(p) for p in pitch}
         # The predictor has its own optimizer: its gradient in Hz must not affect the clipping of the others.
         self.opt_f0 = Optimizer(pitch)
@@ -121,8 +132,7 @@ class VocoderStage:
         self.ema = Ema(self.net.parameters(), plan.ema_decay)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.pick = torch.zeros(plan.batch, dtype=torch.int64, device=device)
-        self.phase = torch.zeros(plan.batch, plan.network.harmonics, 1, device=device)
-        self.noise = torch.zeros(plan.batch, NOISY_HARMONICS, frames * HOP, device=device)
+        self.noise = torch.zeros(plan.batch, frames * HOP, device=device)
         self.mix = torch.zeros(plan.batch, 1, device=device)
         self.flow_draw = torch.ones(plan.batch, device=device)
         """Rows where it is below `flow_share` are rendered from the flow's mels."""
@@ -153,9 +163,6 @@ class VocoderStage:
     def sample(self) -> None:
         """Sample new random numbers in place."""
         self.pick.random_(0, self.sampler.total_windows, generator=self.generator)
-        if not self.plan.network.in_phase:
-            self.phase.uniform_(-math.pi, math.pi, generator=self.generator)
-            self.phase[:, :1].zero_()  # the fundamental starts at zero, as in the engine
         self.noise.normal_(generator=self.generator)
         self.mix.uniform_(generator=self.generator)
         if self.mels is None:
@@ -168,10 +175,33 @@ class VocoderStage:
         """(batch,): 1.0 for the rows that are rendered from the flow's mels."""
         return (self.flow_draw < self.plan.flow_share).float()
 
+    @torch.no_grad()
+    def set_start_levels(self) -> None:
+        """Set the head's bias such that a fresh network renders at the level of speech.
+
+        It is the mean of the recorded log magnitudes over those of the mel, for each bin, and less for the noise.
+        """
+        pick = torch.linspace(0, self.sampler.total_windows - 1, START_CROPS, device=self.device).long()
+        crops = self.sampler.crops(pick)
+        frames = self.sampler.crop_frames - (MEL_TAPS - 1)
+        prior = self.net._prior(self._recorded_mel(crops), frames)
+        first = MEL_MARGIN + LOOKAHEAD_FRAMES * HOP - MARGIN_SAMPLES
+        audio = crops.wide_audio[:, first : first + frames * HOP + 2 * MARGIN_SAMPLES]
+        real, imaginary = self.net._windows(audio).chunk(2, dim=-1)
+        logs = torch.log(torch.hypot(real, imaginary).clamp(min=LOG_FLOOR))
+        levels = (logs - prior).mean((0, 1))
+        bias = self.net.head.bias.view(COLUMNS_PER_STEP, PARTS, BINS)
+        bias[:, 0] = levels
+        bias[:, 2] = levels - NOISE_BELOW_TONE
+        self.ema.reset()
+
+    def _recorded_mel(self, crops: Crops) -> Tensor:
+        which = MELS.index(FLOW_MEL)
+        return self.analysis.log_mel(self.analysis.spectrum(crops.wide_audio, which), which).transpose(1, 2)
+
     def mel_of(self, crops: Crops) -> Tensor:
         """Return mels (batch, bands, crop frames): those of the audio, in some rows those of the flow."""
-        which = MELS.index(FLOW_MEL)
-        mel = self.analysis.log_mel(self.analysis.spectrum(crops.wide_audio, which), which).transpose(1, 2)
+        mel = self._recorded_mel(crops)
         if self.mels is None:
             return mel
         rendered = self.mels[crops.frame_index].float().transpose(1, 2)
@@ -194,15 +224,18 @@ class VocoderStage:
         """Return real and fake windows (batch, samples), predicted and true f0 (batch, window frames)."""
         with torch.no_grad():
             crops = self.sampler.crops(self.pick)
-            mel = self.mel_of(crops)
-            frame = crops.start_frame + self.window_frame_range
-            sample = crops.start_frame * HOP + self.sampler.window_range
-        f0_hz = self.net.f0_predictor(mel)
+            # A window at the end of a clip is followed by silence, as in the engine.
+            mel = F.pad(self.mel_of(crops), (0, FLUSH_FRAMES), value=SILENT_LOG_MEL)
+            frame = crops.start_frame + LOOKAHEAD_FRAMES + self.window_frame_range
+            sample = crops.start_frame * HOP + DELAY_SAMPLES + self.sampler.window_range
+            known_f0_hz = F.pad(crops.f0_hz, (LOOKAHEAD_FRAMES, FLUSH_FRAMES - LOOKAHEAD_FRAMES))
+        state = StreamingState(self.net.initial_state(len(mel)))
+        f0_hz = self.net.pitch_predictor(mel, state)
         # Where the pitch is not known, the predicted one is taken as true.
-        true_f0_hz = torch.where(crops.f0_hz < 0, f0_hz.detach(), crops.f0_hz)
+        true_f0_hz = torch.where(known_f0_hz < 0, f0_hz.detach(), known_f0_hz)
         chosen = torch.where(self.mix < self.predicted_share, f0_hz.detach(), true_f0_hz)
-        source, _ = self.net.m_source(chosen, self.phase, self.noise)
-        fake = self.low_pass(self.render(mel, source).gather(1, sample), crops.limited)
+        rendered = self.net.synthesize(mel, chosen, self.noise, state)
+        fake = self.low_pass(rendered.gather(1, sample), crops.limited)
         with torch.no_grad():
             real = self.low_pass(crops.audio, crops.limited)
         return real, fake, f0_hz.gather(1, frame), true_f0_hz.gather(1, frame)
@@ -243,10 +276,8 @@ class VocoderStage:
 
     def discriminator_step(self) -> None:
         """Train the discriminators alone."""
-        real, fake, _, _ = (
-            self._rendered()
-        )  # with its graph, so that compiled parts are those of the other steps
         with torch.no_grad():
+            real, fake, _, _ = self._rendered()
             spectra = [self.analysis.for_discriminators(self.analysis.spectra(x)) for x in (real, fake)]
             both = [torch.cat(pair) for pair in zip(*spectra, strict=True)]
         d, d_norm = self._step_discriminators(real, fake, both)

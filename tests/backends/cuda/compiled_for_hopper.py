@@ -22,13 +22,11 @@ from nightingale.backends.cuda.hift import packed_hift
 from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
 from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.triton_support import Tuning
-from nightingale.backends.shared.paged_attention import paged_attention
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 
 
 class Hopper:
@@ -65,21 +63,11 @@ def compile_t3() -> None:
         t3_kernels.linear(x, weight, **linear, norm=t3_kernels.LAYER_NORM, bias=torch.zeros(2048), gelu=True)
         t3_kernels.linear(x, weight[:1024], tuning, residual=x)
         for rotation in (None, (table, table)):
-            for tokens in (1, 4):
-                qkv = torch.zeros(2 * tokens, 3072).bfloat16()
-                t3_kernels.attend(qkv, rotation, cache, cache, lengths, pdl=tuning.pdl)
+            t3_kernels.attend(
+                torch.zeros(2, 3072).bfloat16(), rotation, cache, cache, lengths, pdl=tuning.pdl
+            )
     t3_kernels.rms_norm(x, ones)
     t3_kernels.swiglu(x)
-
-
-def compile_paged_attention() -> None:
-    q, rows = torch.zeros(2, 16, 1, 64).bfloat16(), torch.zeros(2, dtype=torch.int32)
-    table, heads = torch.zeros(64, 64).bfloat16(), torch.zeros(2, 16, dtype=torch.int32)
-    for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
-        layout = KVBlockLayout(layers=1, heads=16, width=64, dtype=dtype)
-        pool = KVBlockPool(blocks=64, layout=layout, device=torch.device("cpu"), attend=paged_attention)
-        tables = {"starts": heads, "rings": heads, "prompts": rows, "lengths": rows, "slack": 0}
-        paged_attention(q, q, q, pool, **tables, rotation=(table, table))
 
 
 def compile_random() -> None:
@@ -95,7 +83,6 @@ def compile_sampling() -> None:
         for cuts in (False, True):
             drawn = sampling_kernels.draw(state, order=order, cuts=cuts)  # type: ignore[arg-type]
             sampling_kernels.append(t3, drawn, state, None, order=order)  # type: ignore[arg-type]
-        sampling_kernels.accept(state, state.recent[:3, 0], state.recent[:3, 0], state.sampled)
 
 
 def compile_flow() -> None:
@@ -123,6 +110,5 @@ if __name__ == "__main__":
         compile_random()
         compile_sampling()
         compile_t3()
-        compile_paged_attention()
         compile_flow()
         compile_hift()

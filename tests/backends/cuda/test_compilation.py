@@ -14,16 +14,15 @@ KERNELS = {
     "_process_kernel": 4,
     "_draw_kernel": 4,
     "_append_kernel": 4,
-    "_accept_kernel": 2,
     "_linear_kernel": 6 + 2 * 16,
-    "_attend_kernel": 8 + 3 + 2 * 3,
+    "_attend_kernel": 4 + 2 * 3,
     "_rms_norm_kernel": 1,
     "_swiglu_kernel": 1,
     "_conv_kernel": 2 * 9,
     "_euler_kernel": 2,
     "_hift_conv_kernel": 2 * (1 + 14 + 1),
 }
-"""Launches of each kernel, in T3, the sampler, paged attention and one step of a small guided flow with
+"""Launches of each kernel, in T3, the sampler and one step of a small guided flow with
 few and with many rows, and one stage of HiFT in float16 and in float32."""
 
 

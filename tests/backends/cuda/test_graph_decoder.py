@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,7 @@ from backends.cuda.eager import FAST, TEXTS, eager_plan
 from nightingale import TTS
 from nightingale.backends.cuda import graph_decoder
 from nightingale.backends.cuda.graph_decoder import GraphDecoder
-from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, PendingTokens
-from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS
+from nightingale.backends.cuda.t3.decode_loop import DecodeLoop
 from nightingale.decoding.decoding import Prompt
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
@@ -43,9 +40,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     return kept
 
 
-def engine(model: Model, *, device: bool, tokens: int = 21, draft: str = "", **defaults: Any) -> TTS:
-    model, profile = model.with_defaults(max_new_tokens=tokens, **defaults), replace(FAST, draft=draft)
-    return TTS.over(model, profile, plan=eager_plan(model, profile, decoder=device))
+def engine(model: Model, *, device: bool, tokens: int = 21, **defaults: Any) -> TTS:
+    model = model.with_defaults(max_new_tokens=tokens, **defaults)
+    return TTS.over(model, FAST, plan=eager_plan(model, FAST, decoder=device))
 
 
 def together(tts: TTS, **controls: Any) -> list[Iterator[Any]]:
@@ -83,44 +80,6 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(
             tts.say(text, seed=i)
     assert drawn == batched
     assert len(set(map(tuple, batched.values()))) == len(batched)
-
-
-def test_a_draft_head_changes_no_token_alone_and_in_a_batch(
-    tiny_model: Model, head_file: Path, drawn: dict[int, list[int]]
-) -> None:
-    with engine(tiny_model, device=True) as tts:
-        finish(together(tts))
-    expected = dict(drawn)
-    with engine(tiny_model, device=True, draft=str(head_file)) as tts:
-        finish(together(tts))
-        assert drawn == expected
-        drawn.clear()
-        audio = [tts.say(text, seed=i) for i, text in enumerate(TEXTS * 2)]
-        assert drawn == expected
-    assert all(one.metrics.drafted > 0 for one in audio)
-    assert all(one.metrics.accepted <= one.metrics.drafted for one in audio)
-
-
-def test_the_number_of_drafted_tokens_follows_what_was_accepted(
-    tiny_model: Model, head_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A head that was never trained is soon not asked any more, and one that is always right is."""
-    launched: list[int] = []
-    launch = DecodeLoop.launch
-
-    def record(self: DecodeLoop, steps: int, drafts: int = 0) -> PendingTokens:
-        launched.append(drafts)
-        return launch(self, steps, drafts)
-
-    monkeypatch.setattr(DecodeLoop, "launch", record)
-    with engine(tiny_model, device=True, tokens=60, draft=str(head_file)) as tts:
-        tts.say("Hello there.", seed=0)
-        assert launched[0] > 0
-        assert launched[-1] == 0
-        launched.clear()
-        monkeypatch.setattr(PendingTokens, "accepted", lambda self: [self.drafts] * 4)
-        tts.say("Hello there.", seed=0)
-    assert set(launched[4:]) == {MAX_HEAD_TOKENS}
 
 
 def test_an_utterance_that_a_step_leaves_out_loses_no_token(

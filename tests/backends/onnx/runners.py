@@ -1,18 +1,16 @@
-"""ONNX runners and draft heads over networks of PyTorch, for tests."""
+"""ONNX runners over networks of PyTorch, for tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nightingale.backends.onnx.draft_graph import HeadWeights, shared_weights
 from nightingale.backends.onnx.embeddings import NumpyEmbeddings
 from nightingale.backends.onnx.numpy_weights import read_packed
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.onnx.torch_model import TorchEmbeddings, float32_graph
 from nightingale.models.chatterbox.t3.config import T3Config
-from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 
 Runner = TypeVar("Runner", bound=OnnxRunner)
@@ -22,7 +20,7 @@ def runner_over(
     t3: T3, packed: Path | None = None, kind: type[Runner] = OnnxRunner, *, max_new_tokens: int, **pool: Any
 ) -> Runner:  # type: ignore[assignment]
     """Return a runner of a T3 in float32, or in int8 over a packed graph."""
-    graph = float32_graph(t3, hidden_states=True) if packed is None else packed
+    graph = float32_graph(t3) if packed is None else packed
     embeddings = TorchEmbeddings(t3, max_new_tokens=max_new_tokens)
     return kind(t3.config, embeddings, graph, **{"threads": 1, **pool})
 
@@ -30,11 +28,5 @@ def runner_over(
 def runner_without_torch(config: T3Config, path: Path, *, int8: bool, **pool: Any) -> OnnxRunner:
     """Return a runner of weights in a file."""
     weights = read_packed(path)
-    graph = T3StepGraph(config, weights, int8=int8, hidden_states=True)
+    graph = T3StepGraph(config, weights, int8=int8)
     return OnnxRunner(config, NumpyEmbeddings(config, weights), graph, **{"threads": 1, **pool})
-
-
-def draft_weights(t3: T3, head: DraftHead) -> HeadWeights:
-    """Return the weights of a draft head, and those of T3 that it reads."""
-    shared = {name: t3.state_dict()[name] for name in shared_weights(t3.config)}
-    return {name: value.detach().numpy() for name, value in {**head.state_dict(), **shared}.items()}

@@ -18,6 +18,7 @@ from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.int8_blocks import block_size_for
 from nightingale.backends.shared.quantize import dequantize, quantize_blocks, quantize_weights
 from nightingale.errors import ConfigError
+from nightingale.install import install_command
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -116,7 +117,7 @@ def test_a_model_that_cannot_be_cut_into_blocks_gives_a_reason() -> None:
 def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     capabilities.package_reason.cache_clear()
     monkeypatch.setattr(capability_checks, "find_spec", lambda _: None)
-    assert "pip install 'nightingale-tts[cpu]'" in str(int8_unsupported_reason(MULTILINGUAL))
+    assert install_command("cpu") in str(int8_unsupported_reason(MULTILINGUAL))
     capabilities.package_reason.cache_clear()
 
 

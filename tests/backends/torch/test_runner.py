@@ -12,7 +12,7 @@ import torch
 from tiny_torch import t3_of
 
 from nightingale.backends.torch.runner import TorchRunner
-from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.runner import StepInput
 from nightingale.engine.load import Model
 from nightingale.errors import MemoryFull
 from nightingale.models.layers.kv_cache import DenseKVCache, lazy_zeros
@@ -24,13 +24,12 @@ CAPACITY = 24
 def runner_of(tiny_model: Model) -> Callable[..., TorchRunner]:
     """Slots filled with prompts of `rows` rows each, every one of another length."""
 
-    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2, spare: int = 0) -> TorchRunner:
+    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2) -> TorchRunner:
         t3 = t3_of(tiny_model)
         pool = {
             "slots": len(rows),
             "rows_per_slot": rows_per_slot,
             "capacity": CAPACITY,
-            "spare": spare,
             "max_new_tokens": 10,
         }
         runner = TorchRunner(t3, **pool, batched=batched)
@@ -90,35 +89,6 @@ def test_who_outgrows_the_memory_is_told_before_anything_is_written(
     with pytest.raises(MemoryFull):
         runner.step(turns([0, 1], 1))
     assert [layer.position for layer in runner.caches[0]] == [5] * len(runner.caches[0])
-
-
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1]], ids=str)
-def test_a_pass_over_several_tokens_scores_as_so_many_steps(
-    rows: list[int], batched: bool, runner_of: Callable[..., TorchRunner]
-) -> None:
-    several, single = runner_of(rows, batched=batched, spare=4), runner_of(rows, batched=False)
-    spoken = [[7, 8, 9, 10], [11], [12, 13]]
-    trials = [VerifyInput(slot=slot, tokens=tokens, position=1) for slot, tokens in enumerate(spoken)]
-    for trial, scores in zip(trials, several.verify(trials), strict=True):
-        assert scores.shape[:2] == (rows[trial.slot], len(trial.tokens))
-        for at, token in enumerate(trial.tokens):
-            (expected,) = single.step([StepInput(slot=trial.slot, token=token, position=1 + at)])
-            torch.testing.assert_close(scores[:, at], expected, rtol=1e-4, atol=1e-5)
-    assert [m[0].position for m in several.caches] == [m[0].position for m in single.caches]
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_rewinding_equals_never_having_drafted(batched: bool, runner_of: Callable[..., TorchRunner]) -> None:
-    drafted, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
-    drafted.verify(
-        [VerifyInput(slot=0, tokens=[3, 90, 91], position=1), VerifyInput(slot=1, tokens=[4, 5], position=1)]
-    )
-    drafted.rewind(0, 2)
-    drafted.rewind(1, 1)
-    plain.step([StepInput(slot=0, token=3, position=1), StepInput(slot=1, token=4, position=1)])
-    for one, other in zip(drafted.step(turns([0, 1], 2)), plain.step(turns([0, 1], 2)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_that_fails_for_one_is_taken_for_none(

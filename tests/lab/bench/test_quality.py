@@ -28,7 +28,12 @@ def write_voice(path: Path, seconds: float) -> Path:
 
 def scores(transcript: str, *, ovrl: float = 3.3, cosine: float = 0.9) -> dict[str, object]:
     mos = {"ovrl": ovrl, "sig": 3.5, "bak": 4.0, "p808": 4.0}
-    return {"tiny": {"transcript": transcript}, "dnsmos": mos, "speaker": {"cosine": cosine}}
+    return {
+        "tiny": {"transcript": transcript},
+        "dnsmos": mos,
+        "distillmos": {"mos": ovrl + 1},
+        "speaker": {"cosine": cosine},
+    }
 
 
 @pytest.fixture
@@ -43,6 +48,7 @@ def test_rates_are_taken_over_the_whole_set(report: Quality) -> None:
     assert report.wer("tiny") == pytest.approx(6 / 20)
     assert report.wer("base") is None
     assert report.mos() == pytest.approx(3.2)
+    assert report.distill_mos == pytest.approx({"mean": 4.2, "p10": 4.12})
     assert report.cosine == pytest.approx(0.9)
 
 
@@ -62,7 +68,7 @@ def test_the_table_says_not_measured_rather_than_a_number(tmp_path: Path) -> Non
     (tmp_path / "texts.txt").write_text(TEXT + "\n")
     report = measure(clips_in(tmp_path, tmp_path / "texts.txt"))
     cells = [cell for column in quality_table(report, title="t").columns for cell in column.cells]
-    assert cells.count("not measured") == 5
+    assert cells.count("not measured") == 7
     assert "0 of 1" in cells
 
 

@@ -20,6 +20,7 @@ from nightingale_lab.bench.wren_goals import (
     Goal,
     Speed,
     TableResults,
+    distill_mos_rows,
     goals,
     share_with_errors,
     skipped_per_10000,
@@ -56,9 +57,9 @@ def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
         default=report, voices={"a": report}, varied=report, rises=[5.0, 3.0, 1.0], speed=speed
     )
     shown = table(goals(found))
-    assert "real-time factor                           0.200    0.35    0.12  must" in shown
-    assert "question minus statement, semitones         3.00     2.5       4  must" in shown
-    assert "questions above +1.5, %                       67      80      95  missed" in shown
+    assert "real-time factor                             0.200    0.35    0.12  must" in shown
+    assert "question minus statement, semitones           3.00     2.5       4  must" in shown
+    assert "questions above +1.5, %                         67      80      95  missed" in shown
     assert "WER %, default voice, tiny" in shown
     assert "not measured" in shown
 
@@ -113,3 +114,29 @@ def tone(path: Path, text: str) -> Clip:
     sound = 0.3 * np.sin(2 * np.pi * 200 * at) * np.minimum(1, (at[-1] - at) / 0.3)
     path.write_bytes(wav_bytes(sound.astype(np.float32), rate_hz))
     return Clip(wav=path, text=text)
+
+
+def rated(folder: Path, *scores: float) -> Quality:
+    clips = [tone(folder / "rated.wav", "One.")] * len(scores)
+    return Quality(
+        clips=tuple(
+            measure_clip(clip, {"distillmos": {"mos": mos}}) for clip, mos in zip(clips, scores, strict=True)
+        )
+    )
+
+
+def test_a_voice_is_compared_with_its_teacher_on_the_same_texts(tmp_path: Path) -> None:
+    found = TableResults(
+        default=rated(tmp_path, 4.0, 4.4),
+        teacher_default=rated(tmp_path, 4.3, 4.3),
+        voices={"a": rated(tmp_path, 4.0), "b": rated(tmp_path, 3.5), "c": rated(tmp_path, 1.0)},
+        teacher_voices={"a": rated(tmp_path, 3.9), "b": rated(tmp_path, 4.1)},
+    )
+    reached = {goal.what: goal.reached for goal in goals(found)}
+    assert reached["Distill-MOS, default voice"] == pytest.approx(4.2)
+    assert reached["the same minus its teacher's"] == pytest.approx(-0.1)
+    assert reached["Distill-MOS, worst voice minus teacher's"] == pytest.approx(-0.6)
+    assert reached["the same, mean over voices"] == pytest.approx(-0.25)
+    rows = {row[0]: row[1:] for row in distill_mos_rows(found)}
+    assert rows["default sentences"] == pytest.approx((4.2, 4.04, 4.3, 4.3, -0.1))
+    assert rows["c"] == (1.0, 1.0, None, None, None)

@@ -24,16 +24,14 @@ SCRIPTS = {
     "cpu.py": ("table", "parts"),
     "fleet.py": ("capacity", "rows"),
     "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
-    "kv_cache.py": ("agree", "time"),
     "onnx_blocks.py": ("processor_ms",),
     "peer_quality.py": ("engines",),
     "processes.py": ("rows",),
     "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
-    "speculative.py": ("verify", "speak"),
     "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),
 }
 """Scripts that run anywhere, and keys of their result."""
-GPU_SCRIPTS = ("gpu.py", "gpu_drafts.py", "gpu_engine.py")
+GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
 NEEDS_UPSTREAM = ("upstream_side.py",)
 NEEDS_PYPI = ("upstream_env.py",)
 PARTS_OF_OTHERS = ("gpu_models.py",)
@@ -116,19 +114,6 @@ def test_decode_steps_agree_with_the_plain_loop_without_a_gpu() -> None:
 
 
 @pytest.mark.nightly
-def test_drafts_change_no_token_and_are_measured_without_a_gpu() -> None:
-    result = run_without_packages("gpu_drafts.py", "--tiny", "--device", "cpu")
-    assert result["errors"] == {}
-    for family in ("multilingual", "turbo"):
-        for drafted in (1, 2, 3):
-            for what in ("all right", "all wrong"):
-                name = f"{family}: float32, {drafted} drafted, {what}: tokens as by plain steps"
-                assert result["checks"][name] is True
-            rows = [f"{family}: {drafted} drafted, {share}% right, tokens per step" for share in (0, 100)]
-            assert [result["rows"][row] for row in rows] == [1, 1 + drafted]
-
-
-@pytest.mark.nightly
 def test_engine_is_measured_without_a_gpu() -> None:
     result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu")
     assert result["errors"] == {}
@@ -175,18 +160,20 @@ def test_goals_of_the_gpu_table_are_judged_by_their_sign(monkeypatch: pytest.Mon
 
 @pytest.mark.nightly
 def test_lab_modules_run(tmp_path: Path) -> None:
-    """Copy synthesis, scoring, the model card's table, attention and the regression guard."""
+    """The stages of a clip, scoring, the model card's table, attention and the regression guard."""
     soundfile = pytest.importorskip("soundfile")
     time_s = np.arange(2 * 24_000) / 24_000
     (tmp_path / "clips").mkdir()
     soundfile.write(tmp_path / "clips" / "000.wav", 0.2 * np.sin(2 * np.pi * 180 * time_s), 24_000)
-    (tmp_path / "texts.txt").write_text("A short text.\n")
+    texts = "clips/texts.txt"
+    (tmp_path / texts).write_text("A short text.\n")
 
     def run_module(name: str, *options: str) -> str:
         return run("-m", f"nightingale_lab.bench.{name}", *options, cwd=tmp_path)
 
-    run_module("copy_synthesis", "clips", "out")
-    assert last_line(run_module("score", "out/flow", "texts.txt", "--judges", ""))["clips"] == 1
+    by_stage = run_module("stage_quality", "clips", "--voices", "heart", "--tiny", "--keep", "out")
+    assert last_line(by_stage)["voices"]["heart"].keys() == {"recording", "vocoder", "flow", "spoken"}
+    assert last_line(run_module("score", "out/heart/flow", texts, "--judges", ""))["clips"] == 1
     card = run_module("wren", "--tiny", "--parts", "default,varied,hard,questions", "--judges", "")
     assert last_line(card)["default"]["clips"] == 2
     assert last_line(card)["hard"]["clips"] == 4

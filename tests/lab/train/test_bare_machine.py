@@ -17,8 +17,7 @@ ABSENT = (
 MODULES = (
     "__main__", "asset_files", "bank", "bpe", "clip_codec", "corpus",
     "human_clips", "human_corpus", "mel_speaker", "rendering_stages",
-    "discriminators", "draft_head", "draft_head_from_states",
-    "draft_model", "export", "flow", "flow_step", "loop", "plan", "prepare", "resample", "self_generated", "session",
+    "discriminators", "export", "flow", "flow_step", "loop", "plan", "prepare", "resample", "session",
     "single_speaker", "speakers", "stages", "supervisor", "synthesize", "t3", "t3_rows", "teachers.kokoro",
     "token_bank", "tokenizer", "vocoder", "vocoder_data", "voice_encoder", "volumes",
 )  # fmt: skip

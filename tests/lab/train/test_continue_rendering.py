@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from lab.train.test_session import in_threads, settings
-from lab.train.tiny_training import make_everything_tiny, tiny_assets
+from lab.train.tiny_training import VOCODER, make_everything_tiny, tiny_assets
 from safetensors.torch import load_file, save_file
 
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale_lab.train import supervisor
+from nightingale.models.frame_vocoder.network import FrameVocoder
+from nightingale_lab.train import supervisor, tokenizer_people
 from nightingale_lab.train.__main__ import build_parser
 from nightingale_lab.train.converted import CONVERTED
 from nightingale_lab.train.corpus import HUMAN, HUMAN_COPIES, Corpus
@@ -49,6 +49,8 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.01)
+    # So the first step compares two equal tokenizers of the same speech, however many steps there is time for.
+    monkeypatch.setattr(tokenizer_people, "CHANGED_SHARE", 0.0)
     make_everything_tiny(monkeypatch)
     tiny_assets(tmp_path / "assets", lines=60)
     write_clips(tmp_path / "assets" / "human_clips.npz", people(3, 2.5))
@@ -59,7 +61,7 @@ def test_a_session_continues_flow_vocoder_and_voice_encoder_from_a_packed_wren(
         nets = {
             "flow.": Flow(preset.flow),
             "tokenizer.": SpeechTokenizer(preset.speech_tokenizer),
-            "mel2wav.": Hift(preset.hift),
+            "mel2wav.": FrameVocoder(VOCODER),
         }
     s3gen = {prefix + name: t for prefix, net in nets.items() for name, t in net.state_dict().items()}
     (tmp_path / "wren").mkdir()
@@ -151,35 +153,29 @@ def test_what_is_made_from_the_tokens_of_people_waits_for_their_tokenizer(tmp_pa
     assert settings(tmp_path, **given).done_marker("human") in tasks["tokenizer-people"].needs
 
 
-def test_t3_and_its_draft_head_are_trained_only_if_they_are_named(tmp_path: Path) -> None:
-    for name in ("t3", "draft_head"):
-        save_file({"x": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
+def test_t3_is_trained_only_if_it_is_named(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "t3.safetensors")
     given = {"start_from": str(tmp_path), "continue_rendering": True}
-    assert not {"t3", "draft"} & {task.name for task in plan(settings(tmp_path, **given))}
-    stages = ["human", "data", "tokens", "flow", "t3", "draft"]
-    made = settings(tmp_path, **given, stages=stages)
+    assert "t3" not in {task.name for task in plan(settings(tmp_path, **given))}
+    made = settings(tmp_path, **given, stages=["human", "data", "tokens", "flow", "t3"])
     tasks = {task.name: task for task in plan(made)}
-    assert list(tasks)[-2:] == ["t3", "draft"]
+    assert list(tasks)[-1] == "t3"
     assert tasks["t3"].needs == (made.done_marker("tokens"), tmp_path / "t3.safetensors")
-    assert tasks["draft"].needs == (made.done_marker("t3"), tmp_path / "draft_head.safetensors")
-    for name, file in (("t3", "t3"), ("draft", "draft_head")):
-        arguments = tasks[name].arguments(100.0)
-        build_parser().parse_args(arguments)
-        assert arguments[arguments.index("--start-from") + 1] == str(tmp_path / f"{file}.safetensors")
+    arguments = tasks["t3"].arguments(100.0)
+    build_parser().parse_args(arguments)
+    assert arguments[arguments.index("--start-from") + 1] == str(tmp_path / "t3.safetensors")
 
 
 def test_a_vocoder_goes_on_with_its_discriminators(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     given = {"start_from": str(tmp_path / "from"), "continue_rendering": True, "stages": ["vocoder"]}
-    (task,) = plan(settings(tmp_path / "new", **given))
-    assert "--discriminator-share" in task.arguments(115.0)
-    for name in ("vocoder", "discriminators"):
+    for name, begins_anew, plan_s in (("vocoder", True, "100.0"), ("discriminators", False, "600.0")):
         save_file({"x": torch.zeros(1)}, tmp_path / "from" / f"{name}.safetensors", {"elapsed_s": "500"})
-    (task,) = plan(settings(tmp_path / "earlier", **given))
-    arguments = task.arguments(115.0)
-    assert "--discriminator-share" not in arguments
-    assert arguments[arguments.index("--resume-from") + 1] == str(tmp_path / "from")
-    assert arguments[arguments.index("--plan-s") + 1] == "600.0"
+        (task,) = plan(settings(tmp_path / name, **given))
+        arguments = task.arguments(115.0)
+        assert ("--discriminator-share" in arguments) == begins_anew
+        assert arguments[arguments.index("--resume-from") + 1] == str(tmp_path / "from")
+        assert arguments[arguments.index("--plan-s") + 1] == plan_s
 
 
 def test_a_stage_that_the_plan_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ def test_a_session_that_continues_t3_starts_from_a_packed_wren_and_returns_its_b
         "tokens": ["--budget-s", "60"],
         "t3-early": brief,
         "t3": brief,
-        "draft": brief,
         "flow": ["--batch", "1", "--match-s", "0", "--refine-s", "0.01"],
     }
     given = {"start_from": str(tmp_path / "wren"), "continue_t3": True, "hours": hours, "options": options}
@@ -67,7 +66,7 @@ def test_a_session_that_continues_t3_starts_from_a_packed_wren_and_returns_its_b
     assert {row.state for row in status.rows.values()} == {"done"}
     assert {"tokenizer", "vocoder", "voice-encoder"}.isdisjoint(status.rows)
     monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=lambda _: None)
-    results = {"t3", "draft_head"} | ({"compact_bank", "flow.refine"} if hours else set())
+    results = {"t3"} | ({"compact_bank", "flow.refine"} if hours else set())
     assert set(unpack([tmp_path / "results"], tmp_path / "back")) == results
     log = read_log(tmp_path / "back" / "logs" / "t3.jsonl")
     if not hours:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lab.train.tiny_training import VOCODER
 from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
 
@@ -20,9 +21,8 @@ from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.t3.draft_head import DraftHead
-from nightingale.models.compact import unpack
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.text.frontend import open_frontend
 from nightingale.types import Sampling
 from nightingale.voices import library
@@ -128,6 +128,10 @@ def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Pa
     assert torch.allclose(half[scale].float(), 1.5 * before[scale].float(), rtol=0.01)
     with pytest.raises(ConfigError, match="tokenizer"):
         replace_networks(shipped, [outputs / "tokenizer.safetensors"], tmp_path / "other", TINY)
+    assert not (tmp_path / "other").exists()
+    save_file(FrameVocoder(VOCODER).state_dict(), tmp_path / "vocoder.safetensors")
+    with pytest.raises(ConfigError, match="this wren has Hift"):
+        replace_networks(shipped, [tmp_path / "vocoder.safetensors"], tmp_path / "other", TINY)
     assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="share"):
         replace_networks(shipped, [tmp_path / "flow.refine.safetensors"], tmp_path / "other", TINY, share=1.5)
@@ -318,18 +322,6 @@ def test_a_built_in_voice_is_the_mean_of_its_clips() -> None:
     assert torch.equal(means["am_puck"], torch.tensor([0.0, 1.0]))
     with pytest.raises(ConfigError, match="af_bella"):
         mean_speakers(speaker, torch.tensor([0, 1, 1]), ["af_heart", "am_puck", "af_bella"])
-
-
-def test_a_draft_head_is_exported_and_that_of_another_t3_is_deleted(outputs: Path, tmp_path: Path) -> None:
-    source, out = shutil.copytree(outputs, tmp_path / "outputs"), tmp_path / "out"
-    head = DraftHead(TINY.t3.backbone.width, blocks=1, inner=32)
-    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "draft_head.safetensors")
-    export(source, out, TINY)
-    again = DraftHead.shaped_like(unpack(load_file(out / wren.DRAFT_FILE)))
-    assert len(again.blocks) == 1
-    (source / "draft_head.safetensors").unlink()
-    export(source, out, TINY)
-    assert not (out / wren.DRAFT_FILE).exists()
 
 
 def test_unknown_names_of_built_in_voices_are_refused(tmp_path: Path) -> None:

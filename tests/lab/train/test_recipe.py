@@ -39,5 +39,5 @@ def test_a_stage_accepts_the_arguments_of_the_recipe(command: str) -> None:
 
 def test_the_page_has_the_commands_of_a_session_that_continues_t3() -> None:
     stages = [command.split()[0] for command in commands()]
-    assert {"assets", "session", "unpack", "export", "draft", "single-speaker"} <= set(stages)
+    assert {"assets", "session", "unpack", "export", "single-speaker"} <= set(stages)
     assert sum("--continue-t3" in command for command in commands()) == 2

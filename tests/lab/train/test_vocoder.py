@@ -9,39 +9,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.hift.config import HiftConfig
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.errors import CheckpointError, ConfigError
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.models.layers.mel import FlowMel, spectrum
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler
 from nightingale_lab.train.loop import Schedule, read_log
-from nightingale_lab.train.vocoder import copy_synthesis, train_vocoder
+from nightingale_lab.train.vocoder import copy_synthesis, load_vocoder, train_vocoder
 from nightingale_lab.train.vocoder_losses import (
     LOG_FLOOR,
     MELS,
     Analysis,
     f0_loss,
+    mel_distances,
     pitch_error,
     voicing_error,
 )
-from nightingale_lab.train.vocoder_net import TrainingHift, initialise
-from nightingale_lab.train.vocoder_step import MEL_MARGIN, WREN_VOCODER, VocoderPlan, VocoderStage
+from nightingale_lab.train.vocoder_step import MEL_MARGIN, VocoderPlan, VocoderStage
 
 CPU = torch.device("cpu")
+WEIGHTS = Path(__file__).parents[3] / "dev" / "weights" / "frame_vocoder.safetensors"
+FRESH_LIMIT = 1.0
+"""Mel distance."""
 TINY = VocoderPlan(
-    network=HiftConfig(
-        base_channels=8,
-        resblock_kernels=(3,),
-        source_kernels=(3, 3, 3),
-        f0_channels=16,
-        harmonics=12,
-        in_phase=True,
-        causal=True,
-    ),
+    network=FrameVocoderConfig(width=16, hidden=24, blocks=2, pitch_width=16),
     batch=2,
     window_frames=5,
     before_frames=3,
@@ -67,7 +62,9 @@ def bank() -> AudioBank:
     return AudioBank.join([tone(40, 120.0), tone(31, 210.0)])
 
 
-def run(bank: AudioBank, out: Path, *, max_steps: int, plan: VocoderPlan = TINY, **options: object) -> Hift:
+def run(
+    bank: AudioBank, out: Path, *, max_steps: int, plan: VocoderPlan = TINY, **options: object
+) -> FrameVocoder:
     settings: dict[str, object] = {"resume": False, "plan_steps": 40, "log_every_s": 0.0, "save_every_s": 1e9}
     settings |= options
     return train_vocoder(
@@ -135,20 +132,6 @@ def test_the_flows_mels_replace_the_recorded_ones_in_some_rows(bank: AudioBank) 
         VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels[:-1])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_training_forward_is_the_network_s_forward(causal: bool) -> None:
-    net = Hift(replace(TINY.network, causal=causal, resblock_kernels=(3, 7)))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():  # away from the quiet start, so that every path counts
-        torch.nn.init.normal_(parameter, std=0.1, generator=generator)
-    mel = torch.randn(2, 80, 9, generator=generator)
-    source = torch.randn(2, 1, 9 * HOP, generator=generator)
-    want = net(mel, source)
-    got = TrainingHift(net, 9, torch.float32)(mel, source)
-    assert want.abs().max() > 0.01
-    assert torch.allclose(got, want, atol=2e-6)
-
-
 class HostQuestions(TorchDispatchMode):
     """Notes every operation that makes the host wait for the device: none may occur in a captured step."""
 
@@ -169,8 +152,7 @@ class HostQuestions(TorchDispatchMode):
 
 
 def test_a_step_never_asks_the_host_and_keeps_channels_last(bank: AudioBank) -> None:
-    wider = replace(TINY.network, base_channels=16)  # one channel has every layout at once
-    stage = VocoderStage(bank, replace(TINY, network=wider), device=CPU, seed=0)
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0)
     stage.sample()
     stage.mel_step()
     with HostQuestions() as seen:
@@ -206,13 +188,38 @@ def test_rows_with_the_flows_mels_weigh_less(bank: AudioBank) -> None:
     assert loss == (TINY.mel_weight * 1.0 + TINY.flow_mel_weight * 2.0) / 2
 
 
-def test_a_fresh_network_is_quiet_and_not_silent() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Hift(WREN_VOCODER)
-        initialise(net)
-        rendered = copy_synthesis(net, torch.randn(1, 12 * HOP) * 0.05)
-    assert 1e-4 < rendered.std() < 0.3
+def test_a_fresh_network_starts_at_the_level_of_speech(bank: AudioBank) -> None:
+    stage = VocoderStage(bank, replace(TINY, batch=8), device=CPU, seed=0)
+
+    def mel_distance() -> float:
+        stage.generator.manual_seed(0)
+        stage.sample()
+        with torch.no_grad():
+            real, fake, _, _ = stage._rendered()
+        mels = (stage.analysis.log_mels(stage.analysis.spectra(audio)) for audio in (real, fake))
+        return float(mel_distances(*mels).mean())
+
+    assert mel_distance() > FRESH_LIMIT
+    stage.set_start_levels()
+    assert mel_distance() < FRESH_LIMIT
+    average = stage.ema.named(stage.net)["head.bias"]
+    assert torch.equal(average, stage.net.head.bias)
+
+
+def test_weights_of_another_vocoder_are_refused(tmp_path: Path) -> None:
+    save_file({"conv_pre.weight": torch.zeros(2)}, tmp_path / "vocoder.safetensors")
+    with pytest.raises(CheckpointError, match="HiFT"):
+        load_vocoder(tmp_path / "vocoder.safetensors", CPU)
+
+
+def test_the_weights_in_the_repository_are_those_of_wrens_vocoder(bank: AudioBank) -> None:
+    net = load_vocoder(WEIGHTS, CPU)
+    samples = torch.from_numpy(bank.audio[: 40 * HOP] / 32768.0).float()[None]
+    rendered = copy_synthesis(net, samples)
+    analysis = Analysis()
+    mels = (analysis.log_mels(analysis.spectra(audio)) for audio in (samples, rendered))
+    assert rendered.shape == samples.shape
+    assert mel_distances(*mels) < 0.5
 
 
 def test_f0_loss_wants_unvoiced_frames_under_the_threshold() -> None:
@@ -231,8 +238,8 @@ def test_the_predictor_learns_pitch_and_voicing(bank: AudioBank) -> None:
     schedule = Schedule(peak=1e-2, warmup_steps=5)
     for step in range(120):
         stage.opt_f0.lr.fill_(schedule.at(step, step / 120))
-        stage.opt_f0.step(f0_loss(stage.net.f0_predictor(mel), crops.f0_hz))
-    predicted = stage.net.f0_predictor(mel).detach()
+        stage.opt_f0.step(f0_loss(stage.net.pitch_hz(mel), crops.f0_hz))
+    predicted = stage.net.pitch_hz(mel).detach()
     assert voicing_error(predicted, crops.f0_hz) < 0.1
     assert pitch_error(predicted, crops.f0_hz) < 0.1
 
@@ -247,7 +254,7 @@ def test_losses_fall_first_without_and_then_with_critics(bank: AudioBank, tmp_pa
     assert all(r["d"] > 0 and r["g_adv"] > 0 and r["g_feat"] > 0 for r in records[20:])
     assert records[-1]["d"] < records[20]["d"]
     exported = load_file(tmp_path / "vocoder.safetensors")
-    fresh = Hift(TINY.network)
+    fresh = FrameVocoder(TINY.network)
     fresh.load_state_dict(exported)
     samples = torch.from_numpy(bank.audio[: 20 * HOP] / 32768.0).float()[None]
     assert torch.equal(copy_synthesis(fresh, samples), copy_synthesis(net, samples))
@@ -280,6 +287,10 @@ def test_small_files_are_enough_to_go_on_elsewhere(bank: AudioBank, tmp_path: Pa
     assert record["step"] == 5
     state = torch.load(there / "state.pt", weights_only=True)["done"]
     assert (state["fresh_step"], state["gan_step"]) == (4, 3)
+    # Without its discriminators, a generator begins a new plan.
+    (here / "discriminators.safetensors").unlink()
+    run(bank, tmp_path / "anew", max_steps=1, plan=plan, resume=True, resume_from=here)
+    assert read_log(tmp_path / "anew" / "log.jsonl")[-1]["step"] == 1
 
 
 def test_a_bank_of_short_clips_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tiny_wren import TINY
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale_lab.train import stages, t3, vocoder, vocoder_step
 from nightingale_lab.train.prepare import Lines, train_vocabulary
 from nightingale_lab.train.seeding import seeded
@@ -25,6 +26,7 @@ from nightingale_lab.train.teachers.kokoro import Line
 from nightingale_lab.train.teachers.kokoro_net import AlignedSpeech
 
 RATE = 24_000
+VOCODER = FrameVocoderConfig(width=16, hidden=24, blocks=2, pitch_width=16)
 SMALL = replace(TINY, voice_encoder=VoiceEncoderConfig(width=16, layers=1))
 WORDS = [a + b + c for a in "bcdfghlmnprst" for b in "aeiou" for c in "bdglmnprst"]
 
@@ -67,12 +69,13 @@ def make_everything_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(t3, "BATCH_IDS", 256)
     monkeypatch.setattr(stages, "make_teacher", lambda *_: ToneTeacher())
     plan = vocoder_step.VocoderPlan(
-        network=TINY.hift, batch=1, window_frames=8, period_channels=(4, 4), spectral_channels=4
+        network=VOCODER, batch=1, window_frames=8, period_channels=(4, 4), spectral_channels=4
     )
 
     def small(**given: Any) -> vocoder_step.VocoderPlan:
         return plan
 
     monkeypatch.setattr(vocoder, "VocoderPlan", small)
+    monkeypatch.setattr(vocoder, "WREN_VOCODER", VOCODER)
     # Stages compute in bfloat16; a step takes minutes on a CPU without it.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())

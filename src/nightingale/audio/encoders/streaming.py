@@ -16,6 +16,7 @@ import numpy as np
 from nightingale.audio.samples import Samples, check_samples, pcm16, wav_header
 from nightingale.clocks import CLOCKS
 from nightingale.errors import ConfigError, OutputError
+from nightingale.install import install_command
 
 RATES_HZ: Final = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 OPUS_RATES_HZ: Final = (8000, 12000, 16000, 24000, 48000)
@@ -139,7 +140,7 @@ class FFmpegEncoder:
             raise ConfigError(
                 f"{muxer} needs the package av",
                 allowed="wav and pcm without it",
-                fix="pip install 'nightingale-tts[server]'",
+                fix=install_command("server"),
             ) from error
         self._av, self._rate_hz, self._muxer = av, rate_hz, muxer
         self._output = _Output()

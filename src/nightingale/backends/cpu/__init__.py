@@ -1,6 +1,6 @@
 """The CPU backend: int8 and bf16 kernels, generated for this processor when a model is loaded.
 
-See docs/internals/cpu-kernels.md. The networks around the kernels are PyTorch modules.
+See docs/internals/kernels.md. The networks around the kernels are PyTorch modules.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class CpuBackend(Backend):
             return "the model has no weights"
         if sys.platform == "darwin":
             return "its kernels have not been measured on macOS"
-        small = role == "decoder" and weight_count(model.preset.t3) <= SMALL_MODEL_WEIGHTS
-        if small and not setup.profile.needs_torch_kv_cache:
+        if role == "decoder" and weight_count(model.preset.t3) <= SMALL_MODEL_WEIGHTS:
             return "onnxruntime starts sooner with such a small model"  # and PyTorch need not be imported
         from nightingale.backends.cpu import opening
 

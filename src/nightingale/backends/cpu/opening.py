@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Setup
 from nightingale.backends.cpu import bf16, capabilities
 from nightingale.backends.shared.packed_t3 import open_packed
-from nightingale.backends.shared.speculation import find_draft_head, open_speculation
 from nightingale.backends.torch.decoder import pool_options
 from nightingale.backends.torch.devices import use_threads
-from nightingale.backends.torch.draft_heads import TorchDraftHead
-from nightingale.backends.torch.draft_models import load_draft_head, open_draft_model
 from nightingale.backends.torch.opening import renderer_for
 from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.drafts import DraftHeadRunner
 from nightingale.decoding.host_decoder import HostDecoder
-from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.speculative import CPU_COSTS
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.model import T3
 
 log = logging.getLogger(__name__)
 MAX_VELOCITY_ERROR: Final = 0.05
@@ -44,8 +37,6 @@ WEIGHT_BITS: Final = {"int8": 8, "int4": 4}
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.precision not in WEIGHT_BITS:
         return f"its decoder has weights in {' or '.join(WEIGHT_BITS)}, not in {setup.precision}"
-    if setup.profile.needs_torch_kv_cache:
-        return "this profile's KV cache needs T3's layers in PyTorch"
     return capabilities.unsupported_reason(model.preset.t3, WEIGHT_BITS[setup.precision])
 
 
@@ -61,39 +52,15 @@ def renderer_unsupported_reason(setup: Setup) -> str | None:
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    from nightingale.backends.cpu.int8_draft_head import Int8DraftHead
     from nightingale.backends.cpu.int8_layout import TiledFormat
     from nightingale.backends.cpu.runner import Int8Runner
 
-    bits, draft = WEIGHT_BITS[setup.precision], setup.profile.draft
-    t3, packed = open_packed(source, TiledFormat(bits), partial(t3_weights, source, "cpu", "float32"))
-    path = find_draft_head(source, draft) if draft else None
-    head = None if path is None else open_draft_head(t3, path, bits)
-    own = head if isinstance(head, Int8DraftHead) else None
-    runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads, draft=own)
-    info = source.info
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2)
+    load = partial(t3_weights, source, "cpu", "float32")
+    t3, packed = open_packed(source, TiledFormat(WEIGHT_BITS[setup.precision]), load)
+    runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads)
+    kv_cache_size = KVCacheSize(source.info.preset.t3, itemsize=2)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
-    if not draft:
-        return HostDecoder(runner, budget, on_start=on_start)
-    return open_speculation(
-        source,
-        setup,
-        runner,
-        budget,
-        on_start,
-        open_head=lambda _: cast(DraftHeadRunner, head),
-        open_model=partial(open_draft_model, source, setup),
-        costs=CPU_COSTS[info.rows_per_slot],
-    )
-
-
-def open_draft_head(t3: T3, path: Path, bits: int) -> DraftHeadRunner:
-    """Return a draft head with quantized weights, or in float32 if its sizes do not suit the kernels."""
-    from nightingale.backends.cpu.int8_draft_head import Int8DraftHead
-
-    head = load_draft_head(path)
-    return Int8DraftHead(t3, head, bits=bits) if Int8DraftHead.fits(head) else TorchDraftHead(t3, head)
+    return HostDecoder(runner, kv_cache_size, on_start=on_start)
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:

@@ -2,8 +2,7 @@
 
 A row of the KV cache holds the keys and values of one sequence in all layers. Only rows that take part in a
 step are computed, and of a prompt only what follows a cached prefix. Every token of a pass is computed alone, in
-the same order of sums whatever else is in the pass. So drafted tokens, of both rows of a guided utterance, are
-verified in one pass that gives the bits of single steps.
+the same order of sums whatever else is in the pass.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nightingale.backends.cpu.int8_draft_head import Int8DraftHead
 from nightingale.backends.cpu.kernels.t3_operations import MAX_TOKENS
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.cpu.t3_program import T3Program
@@ -25,15 +23,14 @@ from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
-from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
-from nightingale.models.chatterbox.t3.config import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.capacity import check_capacity
 
 
-class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
-    """Run T3's step program over a pool of KV caches; implements `DraftVerifier`."""
+class Int8Runner(SlotRunner):
+    """Run T3's step program over a pool of KV caches; implements `LogitsRunner`."""
 
     def __init__(
         self,
@@ -46,13 +43,12 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
         batched: bool,
         max_new_tokens: int,
         threads: int | None = None,
-        draft: Int8DraftHead | None = None,
     ) -> None:
         """Open a runner over weights in `TiledFormat`; of t3 only the embeddings are used."""
         self._t3, self._embeddings, self._max_new_tokens = t3, InputEmbeddings(t3), max_new_tokens
         threads = torch.get_num_threads() if threads is None else threads
         rows = slots * rows_per_slot
-        self._program = T3Program(t3, packed, rows=rows, capacity=capacity, threads=threads, draft=draft)
+        self._program = T3Program(t3, packed, rows=rows, capacity=capacity, threads=threads)
         super().__init__(
             self._program.kv_cache,
             slots=slots,
@@ -60,10 +56,6 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
             capacity=capacity,
             batched=batched,
         )
-        self._captured: Floats | None = None
-        """(tokens of a pass, (1 + TAPS) · width), if a draft head reads hidden states."""
-        self._hidden: dict[int, tuple[int, Floats]] = {}
-        """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
@@ -77,85 +69,54 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
-        logits, hidden = zip(*self.read_prompt(slot, prompt, self._embeddings.absolute), strict=True)
-        self._hidden[slot] = 0, np.stack(hidden)
-        return np.stack(logits)
-
-    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
-        """Return the logits (rows, vocab) of each utterance's next token. If this raises, none has advanced."""
-        passed = self.verify([VerifyInput(turn.slot, (turn.token,), turn.position) for turn in turns])
-        return [logits[:, 0] for logits in passed]
+        return np.stack(self.read_prompt(slot, prompt, self._embeddings.absolute))
 
     @torch.inference_mode()
-    def verify(self, turns: Sequence[VerifyInput]) -> list[Logits]:
-        """Return the logits (rows, tokens, vocab) after each token of each utterance."""
+    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
+        """Return the logits (rows, vocab) of each utterance's next token. If this raises, none has advanced."""
         for turn in turns:
-            check_capacity(self.lengths[turn.slot] + len(turn.tokens), self.capacity)
-        longest = max(len(turn.tokens) for turn in turns)
-        per_pass = MAX_TOKENS // (self.rows_per_slot * longest) if self.batched else 1
+            check_capacity(self.lengths[turn.slot] + 1, self.capacity)
+        per_pass = MAX_TOKENS // self.rows_per_slot if self.batched else 1
         logits: list[Logits] = []
         for first in range(0, len(turns), per_pass):
             logits += self._run(turns[first : first + per_pass])
         for turn in turns:
-            self.lengths[turn.slot] += len(turn.tokens)
+            self.lengths[turn.slot] += 1
         return logits
 
-    def rewind(self, slot: int, count: int) -> None:
-        self.lengths[slot] -= count
-
-    def capture_hidden_states(self) -> None:
-        self._captured = np.zeros((MAX_TOKENS, (1 + TAPS) * self._t3.config.backbone.width), np.float32)
-
-    def hidden_states(self, slot: int, draw: int) -> Floats:
-        first, states = self._hidden[slot]
-        return states[:, draw - first]
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self._hidden[target] = self._hidden.pop(source)
-
-    def _run(self, turns: Sequence[VerifyInput]) -> list[Logits]:
+    def _run(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Run one pass of some utterances together."""
-        sequences, tokens, positions, past = list[tuple[int, int, int, int]](), *(list[int]() for _ in "123")
-        for turn in turns:
-            length, count = self.lengths[turn.slot], len(turn.tokens)
-            for row in range(self.rows[turn.slot]):
-                sequences.append((len(tokens), count, turn.slot * self.rows_per_slot + row, length))
-                tokens += turn.tokens
-                positions += range(turn.position, turn.position + count)
-                past += range(length, length + count)
-        self._embeddings.embed(self._program.stream[: len(tokens)], tokens, positions, past)
+        rows = [(turn, row) for turn in turns for row in range(self.rows[turn.slot])]
+        past = [self.lengths[turn.slot] for turn, _ in rows]
+        sequences = [
+            (number, 1, turn.slot * self.rows_per_slot + row, length)
+            for number, ((turn, row), length) in enumerate(zip(rows, past, strict=True))
+        ]
+        tokens, positions = [turn.token for turn, _ in rows], [turn.position for turn, _ in rows]
+        self._embeddings.embed(self._program.stream[: len(rows)], tokens, positions, past)
         traces = [self.traces[turn.slot] for turn in turns if turn.slot in self.traces]
-        queries = self._query_buffers(traces, len(tokens))
-        logits, hidden = self._pass(sequences, len(tokens), logits_tokens=len(tokens), queries=queries)
+        queries = self._query_buffers(traces, len(rows))
+        logits = self._pass(sequences, logits_tokens=len(rows), queries=queries)
         out, first = [], 0
         for turn in turns:
-            shape = self.rows[turn.slot], len(turn.tokens), -1
             if turn.slot in self.traces:
-                self._trace_queries(
-                    self.traces[turn.slot], queries, slice(first, first + shape[1]), turn.position
-                )
-            own = slice(first, first := first + shape[0] * shape[1])
-            self._hidden[turn.slot] = turn.position, hidden[own].reshape(shape)
-            out.append(logits[own].reshape(shape))
+                self._trace_queries(self.traces[turn.slot], queries, slice(first, first + 1), turn.position)
+            out.append(logits[first : first + self.rows[turn.slot]])
+            first += self.rows[turn.slot]
         return out
 
     def _pass(
         self,
         sequences: Sequence[tuple[int, int, int, int]],
-        tokens: int,
         *,
         logits_tokens: int,
         queries: Mapping[int, Floats],
-    ) -> tuple[Logits, Floats]:
-        """Run the program; return the logits of the last tokens, and the hidden states of all."""
-        hidden = None if self._captured is None else self._captured[:tokens]
-        logits = self._program.run(
-            sequences, logits_tokens=logits_tokens, hidden=hidden, queries=queries
-        ).numpy()
-        return logits, np.zeros((tokens, 0), np.float32) if hidden is None else hidden.copy()
+    ) -> Logits:
+        """Run the program; return the logits of the last tokens."""
+        logits: Logits = self._program.run(sequences, logits_tokens=logits_tokens, queries=queries).numpy()
+        return logits
 
-    def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
+    def _read(self, row: int, x: Floats, known: int) -> Logits:
         slot, other_row = divmod(row, self.rows_per_slot)
         trace = None if other_row else self.traces.get(slot)
         for first in range(0, len(x), MAX_TOKENS):
@@ -164,10 +125,11 @@ class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
             is_last = first + len(part) == len(x)
             sequence = (0, len(part), row, known + first)
             queries = self._query_buffers([trace] if trace is not None and is_last else [], len(part))
-            logits, hidden = self._pass([sequence], len(part), logits_tokens=int(is_last), queries=queries)
+            logits = self._pass([sequence], logits_tokens=int(is_last), queries=queries)
         if trace is not None:
             self._trace_queries(trace, queries, slice(len(part) - 1, len(part)), 0)
-        return logits[0], hidden[-1:]
+        last: Logits = logits[0]
+        return last
 
     def _query_buffers(self, traces: Sequence[AttentionTrace], tokens: int) -> dict[int, Floats]:
         """Return buffers for the queries of the layers that are traced in a pass."""

@@ -8,8 +8,7 @@
     at the end  linear     stream --norm--> logits              STORE, only where logits are wanted
 
 `stream` (tokens, width) is the residual stream. The table is built once; a step writes the embeddings into
-`stream` and a few words into the job, and runs it. For a draft head, which reads `stream` before some of the
-layers too, the table is run in parts; the head's own operations follow at its end (int8_draft_head.py).
+`stream` and a few words into the job, and runs it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.cpu.int8_draft_head import Int8DraftHead, linear_operation, rms_norm
 from nightingale.backends.cpu.kernels import t3_operations
-from nightingale.backends.cpu.kernels.int8_gemm import NORM_EPSILON, Epilogue
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_TILES, Epilogue, Norm
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
 from nightingale.backends.cpu.kernels.t3_operations import AttentionOp, LinearOp, SequenceField, T3Job
 from nightingale.backends.cpu.kernels.target import TILE_OUTPUTS, host_target
@@ -35,7 +33,7 @@ from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.capability_checks import ffn_width
 from nightingale.backends.shared.packed_t3 import load_packed
 from nightingale.backends.shared.t3_inputs import Floats, rotary_tables
-from nightingale.models.chatterbox.t3.config import TAPS, LlamaConfig, tapped_layers
+from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 
@@ -60,7 +58,6 @@ class T3Program:
         rows: int,
         capacity: int,
         threads: int,
-        draft: Int8DraftHead | None = None,
     ) -> None:
         """Load weights in `TiledFormat`; allocate a KV cache of `rows` sequences of `capacity` positions."""
         backbone, self._vocab = t3.config.backbone, t3.config.speech_vocab
@@ -71,7 +68,7 @@ class T3Program:
         values = page_aligned_zeros((*cached, blocks * LANES, head_dim), np.float16)
         self.kv_cache: dict[str, NDArray[np.float16]] = {"keys": keys, "values": values}
         self._weights = load_packed(packed)
-        self._layers, bits = backbone.layers, 4 if self._weights["logits.scales"].dtype == np.float16 else 8
+        bits = 4 if self._weights["logits.scales"].dtype == np.float16 else 8
         sizes = width, 3 * width, width, inner, len(self._weights["logits.codes"]) * TILE_OUTPUTS
         self.stream, self._qkv, attended, hidden, self._logits = (
             page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
@@ -88,10 +85,6 @@ class T3Program:
             self._linear(f"{layer}.down", hidden, self.stream, Epilogue.ADD)
         self._linear("logits", self.stream, self._logits, Epilogue.STORE)
         self._ops[-1][1][LinearOp.LOGITS_ONLY] = 1
-        self._op_count = len(self._ops)
-        if draft is not None:
-            self._ops += draft.operations(self._op_count, self._weights)
-            inner = max(inner, draft.max_inputs)
         self.rotary = rotary_tables(t3, capacity)
         cos, sin = self.rotary or (self._zero_bias, self._zero_bias)
         self._sequences: NDArray[np.int64] = np.zeros(
@@ -100,8 +93,6 @@ class T3Program:
         module = compiled_step(head_dim, is_llama, bits)
         self._pool = ThreadPool(module, threads, max_ops=len(self._ops))
         self._pool.set_operations(*self._ops)
-        if draft is not None:
-            draft.pool = self._pool
         self._pool.reserve_scratch(t3_operations.scratch_bytes(max(width, inner), capacity + LANES, bits))
         write_words(self._pool.job, {
             T3Job.SEQUENCES: self._sequences, T3Job.ATTENTION_OUT: attended, T3Job.COS: cos, T3Job.SIN: sin,
@@ -114,50 +105,42 @@ class T3Program:
         sequences: Sequence[tuple[int, int, int, int]],
         *,
         logits_tokens: int,
-        hidden: Floats | None = None,
         queries: Mapping[int, Floats] | None = None,
     ) -> Tensor:
         """Run a step over the embeddings in `stream`; return the logits (logits_tokens, vocab) of the last.
 
-        `sequences` has a row of `SequenceField` for each sequence. hidden: (tokens, (1 + TAPS) · width), gets what
-        a draft head reads. queries: (tokens, width) by layer, get the queries of layers before positions are applied.
+        `sequences` has a row of `SequenceField` for each sequence. queries: (tokens, width) by layer, get the queries
+        of layers before positions are applied.
         """
         self._sequences[: len(sequences)] = sequences
         job = self._pool.job
         tokens = sum(sequence[SequenceField.TOKENS] for sequence in sequences)
         job[T3Job.TOKENS], job[T3Job.SEQUENCE_COUNT] = tokens, len(sequences)
         job[T3Job.LOGITS_TOKENS], first = logits_tokens, 0
-        copies: list[
-            tuple[int, Floats, Floats]
-        ] = []  # the operation before which something is copied, from, to
-        if hidden is not None:
-            final, *taps = np.split(hidden, 1 + TAPS, axis=1)
-            for tap, layer in zip(taps, tapped_layers(self._layers), strict=True):
-                copies.append((OPS_PER_LAYER * layer, self.stream[:tokens], tap))
-        for layer, into in (queries or {}).items():
-            copies.append((OPS_PER_LAYER * layer + 1, self._qkv[:tokens, : into.shape[1]], into))
-        for end, source, into in sorted(copies, key=lambda copy: copy[0]):
-            if before := range(first, end):
-                self._pool.run(before)
-                first = end
-            into[:] = source
-        self._pool.run(range(first, self._op_count))
-        if hidden is not None:
-            final[:] = self._final_norm(self.stream[:tokens])
+        for layer, into in sorted((queries or {}).items()):
+            end = OPS_PER_LAYER * layer + 1
+            self._pool.run(range(first, end))
+            first = end
+            into[:] = self._qkv[:tokens, : into.shape[1]]
+        self._pool.run(range(first, len(self._ops)))
         logits = self._logits[:logits_tokens, : self._vocab].copy()
         # Rounding to int8 makes numbers of NaN, which the residual stream keeps.
         finite = np.isfinite(self.stream[tokens - logits_tokens : tokens]).all(axis=1)
         logits[~finite] = np.nan
         return torch.from_numpy(logits)
 
-    def _final_norm(self, x: Floats) -> Floats:
-        weight, bias = self._weights["logits.norm_weight"], self._weights.get("logits.norm_bias")
-        if bias is None:
-            return rms_norm(x, weight)
-        centered = x - x.mean(axis=-1, keepdims=True)
-        scale = np.sqrt(np.square(centered).mean(axis=-1, keepdims=True) + np.float32(NORM_EPSILON))
-        normed: Floats = centered / scale * weight + bias
-        return normed
-
     def _linear(self, name: str, x: Floats, out: Floats, epilogue: Epilogue) -> None:
-        self._ops.append(linear_operation(self._weights, name, x, out, epilogue, self._zero_bias))
+        """Add the operation that multiplies x by weights in `TiledFormat`, after the norm among them."""
+        weights = self._weights
+        codes = weights[f"{name}.codes"]
+        op: dict[Any, Any] = {
+            LinearOp.X: x, LinearOp.K: x.shape[1], LinearOp.OUT: out, LinearOp.OUT_STRIDE: out.shape[1],
+            LinearOp.GROUPS: len(codes) // GROUP_TILES, LinearOp.EPILOGUE: epilogue,
+            LinearOp.W_CODES: codes, LinearOp.W_SCALES: weights[f"{name}.scales"],
+            LinearOp.BIAS: weights.get(f"{name}.bias", self._zero_bias),
+        }  # fmt: skip
+        if f"{name}.norm_weight" in weights:
+            op |= {LinearOp.NORM: Norm.RMS, LinearOp.NORM_WEIGHT: weights[f"{name}.norm_weight"]}
+        if f"{name}.norm_bias" in weights:
+            op |= {LinearOp.NORM: Norm.LAYER, LinearOp.NORM_BIAS: weights[f"{name}.norm_bias"]}
+        self._ops.append((t3_operations.T3Opcode.LINEAR, op))

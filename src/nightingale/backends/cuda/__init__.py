@@ -21,13 +21,6 @@ KV_CACHE_SHARE: Final = 0.6
 ITEMSIZE: Final = {"float32": 4, "bfloat16": 2}
 
 
-def is_draft_head(name: str) -> bool:
-    """Return True if a profile's draft is a draft head."""
-    from nightingale.backends.shared import speculation  # most profiles have no draft
-
-    return name != speculation.LOOKUP and not speculation.draft_needs_torch(name)
-
-
 class CudaBackend(Backend):
     name = "cuda"
     description = "CUDA graphs and Triton kernels; tokens are sampled on the GPU"
@@ -52,11 +45,7 @@ class CudaBackend(Backend):
         return None
 
     def _decoder_unsupported_reason(self, model: ModelInfo, setup: Setup) -> str | None:
-        profile, free = setup.profile, setup.machine.free_bytes
-        if profile.needs_torch_kv_cache:
-            return "its graphs have no compressed KV cache"
-        if profile.draft and not is_draft_head(profile.draft):
-            return "of all drafts, its graphs have draft heads only"
+        free = setup.machine.free_bytes
         needed = model.kv_cache_bytes(setup.slots, ITEMSIZE[setup.precision])
         if free is not None and needed > KV_CACHE_SHARE * free:
             return (

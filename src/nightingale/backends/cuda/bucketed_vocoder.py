@@ -52,7 +52,7 @@ class BucketedVocoder:
 
     kernels: "auto" is Triton on a GPU, if the weights are in float32; precision: bfloat16 lets these kernels keep
     values in 16 bits. They are float16: with bfloat16 the samples' error would be 20 dB higher, with float32 and
-    TF32 products it is the same (dev/LOG.md).
+    TF32 products it is the same (dev/log-archive.md).
     """
 
     @torch.no_grad()

@@ -4,30 +4,23 @@ run.
 Tokens arrive late by as many steps as were launched, and a few more may be sampled for an utterance that has
 ended. Rows are matched by their `Decoding`: a token that was sampled for an attempt that was given up, or for
 a request that was cancelled, is dropped.
-
-An utterance that is alone may have a draft head, whose tokens are verified on the GPU too. With several, plain
-steps fill the GPU better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from weakref import WeakKeyDictionary
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
-from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS, find_draft_head
-from nightingale.backends.torch.draft_models import load_draft_head
 from nightingale.backends.torch.query_recorder import TracePass
 from nightingale.backends.torch.runner import Conditionings, embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.decoding.lru import BytesLRU
-from nightingale.decoding.speculative import CUDA_COSTS, DraftLength
 
 STEPS_AHEAD = 4
 """Decode steps per launch."""
@@ -41,9 +34,9 @@ class GraphDecoder:
     max_prefills = 16  # utterances that start together are rendered together
     traces_attention = True
 
-    def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
+    def __init__(self, loop: DecodeLoop, kv_cache_size: KVCacheSize, *, max_new_tokens: int) -> None:
         self._loop, self._max_new_tokens = loop, max_new_tokens
-        self.kv_budget, self.kv_bytes = kv_budget, loop.kv_bytes
+        self.kv_cache_size, self.kv_bytes = kv_cache_size, loop.kv_bytes
         self._conditionings: Conditionings = BytesLRU(CONDITIONING_BYTES)
         self._captures = loop.captures()
         self._running: dict[int, Decoding] = {}
@@ -54,7 +47,6 @@ class GraphDecoder:
         """Tokens to come, and the loop's slot of each utterance when they were launched."""
         self._unread: dict[Decoding, list[int]] = {}
         """Tokens of utterances that took no part in the call that read them."""
-        self._lengths: WeakKeyDictionary[Decoding, DraftLength] = WeakKeyDictionary()
 
     def start(self) -> None: ...
 
@@ -79,7 +71,7 @@ class GraphDecoder:
         """
         earlier = self._pending
         self._close_gaps()
-        launched = self._loop.launch(STEPS_AHEAD, self._draft_tokens())
+        launched = self._loop.launch(STEPS_AHEAD)
         self._pending = launched, {decoding: self._places[slot] for slot, decoding in self._running.items()}
         if earlier is not None:
             pending, places = earlier
@@ -87,27 +79,7 @@ class GraphDecoder:
             for decoding, place in places.items():
                 if decoding in current:
                     self._unread.setdefault(decoding, []).extend(tokens[place])
-                    if pending.drafts:
-                        self._count_drafted(decoding, pending)
         return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
-
-    def _draft_tokens(self) -> int:
-        """Return how many tokens to draft in each step of the next launch."""
-        if not self._loop.drafts or list(self._running) != [0]:
-            return 0
-        return self._draft_length(self._running[0]).next(1)
-
-    def _draft_length(self, decoding: Decoding) -> DraftLength:
-        return self._lengths.setdefault(
-            decoding, DraftLength(CUDA_COSTS[self._loop.rows], longest=self._loop.drafts)
-        )
-
-    def _count_drafted(self, decoding: Decoding, pending: PendingTokens) -> None:
-        for accepted in pending.accepted():
-            decoding.stats.drafted += pending.drafts
-            decoding.stats.accepted += accepted
-            decoding.stats.passes += 1
-            self._draft_length(decoding).update(pending.drafts, accepted)
 
     def release(self, slot: int) -> None:
         if (place := self._places.pop(slot, None)) is not None:
@@ -158,21 +130,15 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     """Open T3 on the GPU; the graphs of one utterance are captured now."""
     info, slots = source.info, setup.slots
     t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
-    draft, name = None, setup.profile.draft
-    if name:
-        path = find_draft_head(source, name)
-        assert path is not None, "the backend refuses drafts of another kind"
-        draft = load_draft_head(path)
     buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
     loop = DecodeLoop(
         t3,
         order=info.defaults.sampler,
         guided=info.guidable,
         capacity=info.max_positions,
-        plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD, draft_tokens=MAX_HEAD_TOKENS),
-        draft=draft,
+        plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
     )
     loop.capture(sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
-    return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)
+    kv_cache_size = KVCacheSize(info.preset.t3, itemsize=itemsize)
+    return GraphDecoder(loop, kv_cache_size, max_new_tokens=info.defaults.max_new_tokens)

@@ -13,6 +13,7 @@ from nightingale.backends.base import Machine, ModelInfo, Role, Setup
 from nightingale.backends.mlx.host_blas import load_fast_blas
 from nightingale.backends.shared.capability_checks import failed_package_reason, ffn_width
 from nightingale.errors import DeviceError
+from nightingale.install import install_command
 from nightingale.models.chatterbox.t3.config import T3Config
 
 MIN_VERSION: Final = (0, 32)
@@ -25,7 +26,6 @@ BYTES_PER_WEIGHT: Final = {"int8": 1.07, "int4": 0.72}
 """With scales; some of the layers in int4 have six bits."""
 RENDERER_BYTES: Final = 600 << 20
 """The flow and the vocoder of official models in float32."""
-INSTALL: Final = "pip install 'nightingale-tts[mlx]'"
 
 
 def is_apple_silicon() -> bool:
@@ -35,13 +35,13 @@ def is_apple_silicon() -> bool:
 def missing_reason() -> str | None:
     """Return why MLX cannot be imported, or None if it can."""
     if find_spec("mlx") is None:
-        return f"mlx is not installed ({INSTALL})"
+        return f"mlx is not installed ({install_command('mlx')})"
     try:
         found = version("mlx")
     except PackageNotFoundError:
-        return f"mlx is not installed ({INSTALL})"
+        return f"mlx is not installed ({install_command('mlx')})"
     if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < MIN_VERSION:
-        return f"mlx {found} is too old ({INSTALL})"
+        return f"mlx {found} is too old ({install_command('mlx')})"
     load_fast_blas()
     try:
         import mlx.core  # noqa: F401, is it usable?
@@ -57,7 +57,9 @@ def probe(device: str) -> Machine | None:
     if (reason := missing_reason()) is not None:
         if device == "auto":
             return None
-        raise DeviceError("the device cannot be used", got=f"'mlx' ({reason})", fix=f"Install MLX: {INSTALL}")
+        raise DeviceError(
+            "the device cannot be used", got=f"'mlx' ({reason})", fix=f"Install MLX: {install_command('mlx')}"
+        )
     import mlx.core as mx
 
     info = mx.device_info()
@@ -78,10 +80,6 @@ def unsupported_reason(role: Role, model: ModelInfo, setup: Setup) -> str | None
     if setup.precision not in allowed:
         return f"its {role} computes in {', '.join(allowed)}, not in {setup.precision}"
     if role == "decoder":
-        if setup.profile.draft:
-            return "it has no speculative decoding"
-        if setup.profile.needs_torch_kv_cache:
-            return "this profile's KV cache needs T3's layers in PyTorch"
         if (reason := memory_reason(model, setup)) is not None:
             return reason
         if setup.precision in ("int8", "int4") and (reason := group_reason(model.preset.t3)) is not None:

@@ -25,7 +25,7 @@ from nightingale.backends.mlx.t3.transformer import Precision
 from nightingale.backends.mlx.weight_files import t3_weights
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
-from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.kv_cache_size import KVCacheSize
 
 STEPS_AHEAD: Final = 8
 """Decode steps per launch, and per read by the host."""
@@ -40,11 +40,11 @@ class MlxDecoder:
     traces_attention = True
 
     def __init__(
-        self, loops: Sequence[StaticDecodeLoop], kv_budget: KVBudget, *, max_new_tokens: int
+        self, loops: Sequence[StaticDecodeLoop], kv_cache_size: KVCacheSize, *, max_new_tokens: int
     ) -> None:
         """loops: one for all slots, or one for each slot, so that no utterance depends on another."""
         self._loops, self._max_new_tokens = list(loops), max_new_tokens
-        self.kv_budget = kv_budget
+        self.kv_cache_size = kv_cache_size
         self._alone = len(self._loops) > 1
         self._thread = OwnThread()
         self._running: dict[int, Decoding] = {}
@@ -183,5 +183,5 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         StaticDecodeLoop(t3, order=info.defaults.sampler, capacity=info.max_positions)
         for _ in range(1 if setup.profile.batched else setup.slots)
     ]
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=t3.dtype.size)
-    return MlxDecoder(loops, budget, max_new_tokens=info.defaults.max_new_tokens)
+    kv_cache_size = KVCacheSize(info.preset.t3, itemsize=t3.dtype.size)
+    return MlxDecoder(loops, kv_cache_size, max_new_tokens=info.defaults.max_new_tokens)

@@ -16,6 +16,7 @@ import numpy as np
 
 from nightingale.backends.base import ModelSource
 from nightingale.errors import CheckpointError
+from nightingale.install import install_command
 from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3
 
 SCALE: Final = ".scale"
@@ -123,7 +124,7 @@ def _read_pickled(path: Path, prefix: str) -> dict[str, mx.array]:
             "a weight file needs PyTorch to be read",
             got=str(path),
             allowed="a .safetensors file",
-            fix="Install PyTorch: pip install 'nightingale-tts[torch]'",
+            fix=f"Install PyTorch: {install_command('torch')}",
         ) from error
     return {name: _to_mlx(t) for name, t in part(read_tensors(path), prefix).items()}
 

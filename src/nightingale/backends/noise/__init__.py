@@ -1,7 +1,7 @@
 """The test-signal backend: numpy only, for the model "noise", which has no weights.
 
 It exists so that an installation can be tried and the engine and the servers be tested without PyTorch and
-without a download. It obeys the same contract as every other backend: seeds, streaming, batches and rewinds
+without a download. It obeys the same contract as every other backend: seeds, streaming and batches
 behave as they do with real networks. Its audio is a tone per token under noise, not speech.
 """
 
@@ -27,18 +27,14 @@ class NoiseBackend(Backend):
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
         return None if model.synthetic else "it makes test signals for the model 'noise' only"
 
-    def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
+    def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:  # noqa: ARG002
         from nightingale.backends.noise.runner import NoiseRunner
-        from nightingale.decoding.drafts import LookupDraft
         from nightingale.decoding.host_decoder import HostDecoder
-        from nightingale.decoding.kv_budget import KVBudget
-        from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder
+        from nightingale.decoding.kv_cache_size import KVCacheSize
 
         info, runner = source.info, NoiseRunner(source.info)
-        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
-        if setup.profile.draft == "lookup":
-            return SpeculativeDecoder(runner, LookupDraft(), budget, costs=TORCH_COSTS, after=0)
-        return HostDecoder(runner, budget)
+        kv_cache_size = KVCacheSize(info.preset.t3, itemsize=4)
+        return HostDecoder(runner, kv_cache_size)
 
     def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:  # noqa: ARG002
         from nightingale.backends.noise.renderer import NoiseRenderer

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightingale.backends.base import ModelInfo
 from nightingale.decoding.attention_trace import SlotTraces
 from nightingale.decoding.decoding import Prompt
-from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
 from nightingale.errors import MemoryFull
 
@@ -28,7 +27,7 @@ def logits_table(vocab: int) -> Logits:
 
 
 class NoiseRunner:
-    """Implements `DraftVerifier` over one 32-bit state per position instead of keys and values."""
+    """Implements `LogitsRunner` over one 32-bit state per position instead of keys and values."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._table = logits_table(info.preset.t3.speech_vocab)
@@ -58,30 +57,14 @@ class NoiseRunner:
         return self._logits(slot)
 
     def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
-        return [
-            logits[:, 0]
-            for logits in self.verify([VerifyInput(i.slot, [i.token], i.position) for i in inputs])
-        ]
-
-    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
         for one in inputs:
             # As keys and values that are written again: a step that failed may be repeated.
             del self._states[one.slot][one.position :]
-            if len(self._states[one.slot]) + len(one.tokens) > self._capacity:
+            if len(self._states[one.slot]) + 1 > self._capacity:
                 raise MemoryFull(
                     "the utterance is longer than its KV cache", allowed=f"{self._capacity} positions"
                 )
-        return [np.stack([self._append(one.slot, token) for token in one.tokens], axis=1) for one in inputs]
-
-    def rewind(self, slot: int, count: int) -> None:
-        states = self._states[slot]
-        del states[len(states) - count :]
-
-    def capture_hidden_states(self) -> None:
-        raise NotImplementedError("test signals have no hidden states")
-
-    def hidden_states(self, slot: int, draw: int) -> NDArray[np.float32]:
-        raise NotImplementedError("test signals have no hidden states")
+        return [self._append(one.slot, one.token) for one in inputs]
 
     def move(self, source: int, target: int) -> None:
         self._states[target], self._rows[target] = self._states.pop(source), self._rows.pop(source)

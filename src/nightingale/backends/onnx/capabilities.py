@@ -43,29 +43,14 @@ SEGMENT_PROBE: Final = ((512, 256), 1024)
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why T3 cannot be run here, or None if it can."""
-    config, draft = model.preset.t3, setup.profile.draft
-    if setup.profile.needs_torch_kv_cache:
-        return "this profile's KV cache needs T3's layers in PyTorch"
+    config = model.preset.t3
     if setup.precision not in ("float32", "int8"):
         return f"it computes in float32 and int8, not in {setup.precision}"
-    if draft and setup.precision == "int8":
-        return (
-            "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
-        )
-    if find_spec("torch") is None:
-        if (reason := torch_reason(config)) is not None:
-            return reason
-        if draft and _draft_needs_torch(draft):
-            return "this draft needs PyTorch"
+    if find_spec("torch") is None and (reason := torch_reason(config)) is not None:
+        return reason
     if setup.precision == "int8":
         return int8_unsupported_reason(config)
     return float32_unsupported_reason(config)
-
-
-def _draft_needs_torch(draft: str) -> bool:
-    from nightingale.backends.shared.speculation import draft_needs_torch  # most profiles have no draft
-
-    return draft_needs_torch(draft)
 
 
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:

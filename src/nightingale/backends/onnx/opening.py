@@ -1,6 +1,6 @@
 """Open what ONNX Runtime runs: T3 of most models, and the renderer and the encoders of wren-like ones.
 
-PyTorch is imported only for models whose prompts need it, and for drafts that are models.
+PyTorch is imported only for models whose prompts need it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from nightingale.backends.base import Decoder, Encoders, ModelSource, Renderer, 
 from nightingale.backends.onnx.capabilities import package_reason
 from nightingale.backends.onnx.embeddings import Embeddings, NumpyEmbeddings, torch_reason
 from nightingale.backends.onnx.numpy_weights import (
-    PackedWeights,
     fitting_weights,
     flow_weights,
     hift_weights,
@@ -30,8 +29,7 @@ from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.shared.capability_checks import available_cores
 from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.decoding.host_decoder import HostDecoder
-from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.runner import MAX_DRAFT_TOKENS
+from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.errors import raising_memory_full
 
 WORKING_BYTES: Final = 192 << 20
@@ -55,20 +53,14 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.onnx.torch_model import torch_threads
 
         threads, on_start = torch_threads(setup.threads)
-    runner, weights = _open_runner(source, setup, threads)
+    runner = _open_runner(source, setup, threads)
     return_freed_memory()
     check_working_memory()
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
-    if weights is None:
-        return HostDecoder(runner, budget, on_start=on_start)
-    from nightingale.backends.onnx.draft_opening import open_drafts  # most profiles have no draft
-
-    return open_drafts(source, setup, runner, weights, budget, on_start, threads=threads)
+    return HostDecoder(runner, KVCacheSize(info.preset.t3, itemsize=4), on_start=on_start)
 
 
-def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxRunner, PackedWeights | None]:
-    """Return the runner, and T3's weights if the profile has a draft, which may read some of them."""
-    info, profile, config = source.info, setup.profile, source.info.preset.t3
+def _open_runner(source: ModelSource, setup: Setup, threads: int) -> OnnxRunner:
+    info, config = source.info, source.info.preset.t3
     embeddings: Embeddings
     graph: T3StepGraph | Path
     with fitting_weights(source):
@@ -77,10 +69,10 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
 
             embeddings, graph = open_torch_model(source, setup)
         else:
-            weights, int8 = t3_weights(source), setup.precision == "int8"
+            weights = t3_weights(source)
             embeddings = NumpyEmbeddings(config, weights)
-            graph = T3StepGraph(config, weights, int8=int8, hidden_states=bool(profile.draft))
-        runner = OnnxRunner(
+            graph = T3StepGraph(config, weights, int8=setup.precision == "int8")
+        return OnnxRunner(
             config,
             embeddings,
             graph,
@@ -88,10 +80,8 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
             slots=setup.slots,
             rows_per_slot=info.rows_per_slot,
             capacity=info.max_positions,
-            batched=profile.batched,
-            spare=MAX_DRAFT_TOKENS if profile.draft else 0,
+            batched=setup.profile.batched,
         )
-    return runner, None if isinstance(graph, Path) or not profile.draft else graph.packed
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:

@@ -21,18 +21,18 @@ from nightingale.backends.onnx.t3_graph import QKV, T3StepGraph
 from nightingale.backends.shared.slot_runner import SlotRunner
 from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
-from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
-from nightingale.models.chatterbox.t3.config import TAPS, T3Config
+from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.layers.aligned_arrays import page_aligned_zeros
 from nightingale.models.layers.capacity import check_capacity
 
 IDLE = 1
-"""Positions past the capacity, where rows that take no part in a step and padding may write."""
+"""Positions past the capacity, where rows that take no part in a step may write."""
 
 
-class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
-    """Run T3's step graph over a pool of KV caches; implements `DraftVerifier`."""
+class OnnxRunner(SlotRunner):
+    """Run T3's step graph over a pool of KV caches; implements `LogitsRunner`."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         rows_per_slot: int,
         capacity: int,
         batched: bool,
-        spare: int = 0,
     ) -> None:
         """Open the graph and allocate the KV caches.
 
@@ -58,16 +57,15 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
             rows_per_slot: Two where an utterance may be guided.
             capacity: Positions of the longest utterance, its prompt included.
             batched: Step all utterances in one pass.
-            spare: Positions past the capacity for drafted tokens.
         """
-        backbone, positions = config.backbone, capacity + spare + IDLE
+        backbone, positions = config.backbone, capacity + IDLE
         shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
         names = [f"{name}.{layer}" for layer in range(backbone.layers) for name in ("keys", "values")]
         super().__init__(
             {name: page_aligned_zeros(shape) for name in names},
             slots=slots,
             rows_per_slot=rows_per_slot,
-            capacity=capacity + spare,
+            capacity=capacity,
             batched=batched,
             # Without a clip there is next to nothing to share, and a product of one row rounds otherwise than
             # that of a whole prompt: a sentence that is spoken twice would not give the same samples.
@@ -75,10 +73,7 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         )
         self.config, self.embeddings, self._rope = config, embeddings, embeddings.rotary_tables(positions)
         self.session = create_session(graph, threads)
-        self._has_hidden_states = "hidden_states" in [output.name for output in self.session.get_outputs()]
-        self._bound: dict[tuple[int, int, int, bool], Binding] = {}
-        self._hidden: dict[int, tuple[int, Floats]] = {}
-        """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
+        self._bound: dict[tuple[int, int, bool], Binding] = {}
 
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
@@ -90,64 +85,29 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
-        logits, hidden = _concatenate(self.read_prompt(slot, prompt, self.embeddings.absolute))
-        self._hidden[slot] = 0, hidden
-        return logits[:, 0]
+        return np.stack(self.read_prompt(slot, prompt, self.embeddings.absolute))
 
     def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
         """Return the next logits (rows, vocab) of each utterance. If this raises, no slot has changed."""
         for one in inputs:
             check_capacity(self.lengths[one.slot] + 1, self.capacity)
         if self.batched and len(inputs) > 1:
-            logits, hidden = self._step(0, max(one.slot for one in inputs) + 1, inputs)
+            logits = self._step(0, max(one.slot for one in inputs) + 1, inputs)
             starts = [one.slot * self.rows_per_slot for one in inputs]
-            own = [
-                slice(start, start + self.rows[one.slot]) for start, one in zip(starts, inputs, strict=True)
+            out = [
+                logits[start : start + self.rows[one.slot]] for start, one in zip(starts, inputs, strict=True)
             ]
-            out = [(logits[rows], hidden[rows]) for rows in own]
         else:
             out = [self._step(one.slot, 1, [one]) for one in inputs]
-        for one, (_, hidden) in zip(inputs, out, strict=True):
-            self.lengths[one.slot] += 1
-            self._hidden[one.slot] = one.position, hidden
-        return [logits[:, 0] for logits, _ in out]
-
-    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
-        """Return the logits (rows, tokens, vocab) after each token of each utterance.
-
-        Rows run one after the other: with a KV cache before them, the attention operator takes several tokens
-        of one row only.
-        """
         for one in inputs:
-            check_capacity(self.lengths[one.slot] + len(one.tokens), self.capacity)
-        passed = [
-            _concatenate([self._verify_row(one, row) for row in range(self.rows[one.slot])]) for one in inputs
-        ]
-        for one, (_, hidden) in zip(inputs, passed, strict=True):
-            self.lengths[one.slot] += len(one.tokens)
-            self._hidden[one.slot] = one.position, hidden
-        return [logits for logits, _ in passed]
+            self.lengths[one.slot] += 1
+        return out
 
-    def rewind(self, slot: int, count: int) -> None:
-        self.lengths[slot] -= count
-
-    def capture_hidden_states(self) -> None:
-        """Do nothing: a graph with this output always returns them."""
-        assert self._has_hidden_states
-
-    def hidden_states(self, slot: int, draw: int) -> Floats:
-        first, states = self._hidden[slot]
-        return states[:, draw - first]
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self._hidden[target] = self._hidden.pop(source)
-
-    def _step(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Logits, Floats]:
+    def _step(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> Logits:
         """Step `slots` slots from `slot` on; the results of slots without an input are not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
         traced = [one for one in inputs if one.slot in self.traces]
-        bound = self._bind(slot * self.rows_per_slot, slots * each, 1, traced=bool(traced))
+        bound = self._bind(slot * self.rows_per_slot, slots * each, traced=bool(traced))
         own = {one.slot: one for one in inputs}
         idle = StepInput(0, 0, 0)
         by_row = [number for number in range(slot, slot + slots) for _ in range(each)]
@@ -160,28 +120,15 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
             self._trace_queries(one.slot, bound, (one.slot - slot) * each, slice(1), one.position)
         return passed
 
-    def _verify_row(self, one: VerifyInput, row: int) -> tuple[Logits, Floats]:
-        known, count = self.lengths[one.slot], len(one.tokens)
-        # Matrix products take rows in pairs: an odd one costs as much as two. The padding's logits are not read.
-        padded = [*one.tokens, *[0] * (count % 2)] if count > 1 else list(one.tokens)
-        end = known + len(padded)
-        traced = row == 0 and one.slot in self.traces
-        bound = self._bind(one.slot * self.rows_per_slot + row, 1, len(padded), traced=traced)
-        places = range(one.position, one.position + len(padded))
-        self._embed(bound.arrays["x"][0], padded, places, range(known, end))
-        logits, hidden = self._pass(bound, [end - 1])
-        if traced:
-            self._trace_queries(one.slot, bound, 0, slice(count), one.position)
-        return logits[:, :count], hidden[:, :count]
-
-    def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
+    def _read(self, row: int, x: Floats, known: int) -> Logits:
         slot, other_row = divmod(row, self.rows_per_slot)
         traced = not other_row and slot in self.traces
-        bound = self._binding(row, np.ascontiguousarray(x[None]), [-1], traced=traced)
-        passed = self._pass(bound, [known + len(x) - 1])
+        bound = self._binding(row, np.ascontiguousarray(x[None]), traced=traced)
+        logits = self._pass(bound, [known + len(x) - 1])
         if traced:
             self._trace_queries(slot, bound, 0, slice(len(x) - 1, len(x)), 0)
-        return passed
+        last: Logits = logits[0]
+        return last
 
     def _trace_keys(self, slot: int, trace: AttentionTrace) -> None:
         """Give a trace the keys of its text, and the rotary tables from the query before the first token on."""
@@ -207,8 +154,8 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         if self.embeddings.absolute is not None:
             x += self.embeddings.absolute[list(positions)]
 
-    def _pass(self, bound: Binding, last: list[int]) -> tuple[Logits, Floats]:
-        """Run the graph over bound arrays; return logits and hidden states, (rows, asked, …) each.
+    def _pass(self, bound: Binding, last: list[int]) -> Logits:
+        """Run the graph over bound arrays; return the logits (rows, vocab) of the last token of each row.
 
         last: The last position of each row.
         """
@@ -216,22 +163,22 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
         arrays["seqlens_k"][:] = last
         arrays["total_sequence_length"][:] = max(last) + 1
         bound.run()
-        logits = arrays["logits"].copy()
-        return logits, arrays["hidden_states"].copy() if self._has_hidden_states else logits[..., :0]
+        logits: Logits = arrays["logits"][:, 0].copy()
+        return logits
 
     def _views(self, row: int, positions: int) -> dict[str, Floats]:
         return {name: part[row, :, :positions] for name, part in self.pool.items()}
 
-    def _bind(self, row: int, rows: int, tokens: int, *, traced: bool) -> Binding:
+    def _bind(self, row: int, rows: int, *, traced: bool) -> Binding:
         """Return the arrays of a group of rows, which are bound once."""
-        key = row, rows, tokens, traced
+        key = row, rows, traced
         if key not in self._bound:
-            x = np.zeros((rows, tokens, self.config.backbone.width), np.float32)
-            self._bound[key] = self._binding(row, x, range(tokens), traced=traced)
+            x = np.zeros((rows, 1, self.config.backbone.width), np.float32)
+            self._bound[key] = self._binding(row, x, traced=traced)
         return self._bound[key]
 
-    def _binding(self, row: int, x: Floats, asked: Sequence[int], *, traced: bool) -> Binding:
-        """Bind x and the rows of the pool from `row` on; `asked` are the positions in x whose logits are wanted.
+    def _binding(self, row: int, x: Floats, *, traced: bool) -> Binding:
+        """Bind x and the rows of the pool from `row` on; the logits of the last position in x are wanted.
 
         traced: Also bind what alignment heads are read from.
         """
@@ -241,22 +188,12 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
             "x": x,
             "seqlens_k": np.zeros(rows, np.int32),
             "total_sequence_length": np.zeros(1, np.int32),
-            "logit_positions": np.array(asked, np.int64),
+            "logit_positions": np.array([-1], np.int64),
         }
         outputs = {
-            "logits": np.zeros((rows, len(asked), self.config.speech_vocab), np.float32),
+            "logits": np.zeros((rows, 1, self.config.speech_vocab), np.float32),
             **{NEW + name: part for name, part in pool.items()},
         }
-        if self._has_hidden_states:
-            outputs["hidden_states"] = np.zeros((rows, len(asked), (1 + TAPS) * width), np.float32)
         for layer in {layer for layer, _ in self.config.traced_heads} if traced else ():
             outputs[f"{QKV}{layer}"] = np.zeros((*x.shape[:2], 3 * width), np.float32)
         return Binding(self.session, {**inputs, **self._rope, **pool}, outputs)
-
-
-def _concatenate(passed: Sequence[tuple[Logits, Floats]]) -> tuple[Logits, Floats]:
-    """Concatenate logits and hidden states along rows."""
-    if len(passed) == 1:
-        return passed[0]
-    logits, hidden = (np.concatenate(part) for part in zip(*passed, strict=True))
-    return logits, hidden

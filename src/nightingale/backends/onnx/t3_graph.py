@@ -14,8 +14,6 @@ Inputs and outputs
     keys.N, values.N       (rows, heads, capacity, head_dim); new.keys.N and new.values.N are bound to the
                            same memory
     logits                 (rows, n, vocab)
-    hidden_states          (rows, n, (1 + TAPS) · width)   for a draft head: what T3's head reads, and the
-                                                           residual stream at some layers before
     qkv.N                  (rows, time, 3 · width)    of layers with alignment heads, before positions are applied; an
                                                output that is not bound costs nothing
 
@@ -33,59 +31,25 @@ import numpy as np
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph, TensorFile
 from nightingale.backends.onnx.numpy_weights import Floats, PackedWeights, RowQuantized, dequantize
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64
-from nightingale.models.chatterbox.t3.config import TAPS, LlamaConfig, T3Config, tapped_layers
+from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
 EPSILON = 1e-5
 QKV = "qkv."
 """The prefix of the outputs that alignment heads are read from."""
 
 
-class TransformerGraph(NetworkGraph):
-    """The layers that the graphs of T3 and of its draft head are composed of."""
+class T3StepGraph(NetworkGraph):
+    """The graph of a step."""
 
     rms_norm = True
     """RMSNorm, as in Llama; otherwise LayerNorm with a bias."""
 
-    def norm(self, name: str, stream: str, added: str, out: str = "") -> tuple[str, str]:
-        """Return the norm of stream + added, and that sum."""
-        weights = [self.weight(f"{name}.{part}") for part in ("weight", *([] if self.rms_norm else ["bias"]))]
-        op_type = "SimplifiedLayerNormalization" if self.rms_norm else "LayerNormalization"
-        normed, total = out or self.unique(f"{name}.normed"), self.unique(f"{name}.sum")
-        if not added:
-            self.node(op_type, [stream, *weights], [normed], epsilon=EPSILON, axis=-1)
-            return normed, stream
-        outputs = [normed, "", "", total]
-        self.node(f"Skip{op_type}", [stream, added, *weights], outputs, domain=CONTRIB, epsilon=EPSILON)
-        return normed, total
-
-    def gated_mlp(self, at: str, x: str) -> str:
-        # One product for both projections: threads wait for each other at the end of every product.
-        both = self.joined(f"{at}.gate_up", x, [f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"])
-        gate, up = self.unique(f"{at}.gate"), self.unique(f"{at}.up")
-        self.node("Split", [both], [gate, up], axis=-1, num_outputs=2)
-        silu = self.node("QuickGelu", [gate], domain=CONTRIB, alpha=1.0)
-        return self.matmul(self.node("Mul", [silu, up]), f"{at}.mlp.down_proj")
-
-    def joined(self, name: str, x: str, layers: list[str], out: str = "") -> str:
-        """Multiply x by the weights of some layers, concatenated along the outputs."""
-        parts = [self.packed[f"{layer}.weight"] for layer in layers]
-        rows = [part for part in parts if isinstance(part, RowQuantized)]
-        weight: Floats | RowQuantized
-        if self.int8 and len(rows) == len(parts):
-            weight = RowQuantized(*(np.concatenate(pair) for pair in zip(*rows, strict=True)))
-        else:
-            weight = np.concatenate([dequantize(part) for part in parts])
-        return self.product(x, name, weight, out)
-
-
-class T3StepGraph(TransformerGraph):
     def __init__(
         self,
         config: T3Config,
         weights: PackedWeights,
         *,
         int8: bool,
-        hidden_states: bool = False,
         file: TensorFile | None = None,
     ) -> None:
         """Build the graph; `file` gets the weights, which otherwise are passed to the session."""
@@ -106,17 +70,11 @@ class T3StepGraph(TransformerGraph):
                 self.output(NEW + name, FLOAT, ("rows", self.heads, "capacity", head_dim))
         for layer in sorted({layer for layer, _ in config.traced_heads}):
             self.output(f"{QKV}{layer}", FLOAT, ("rows", "time", 3 * backbone.width))
-        self._streams: list[str] = []
-        """The residual stream before each layer, in the last one only where logits are wanted."""
         # What a layer adds to the residual stream is added by the next norm, which reads the sum anyway.
         stream, added = "x", ""
         for layer in range(backbone.layers):
             stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
         last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
-        if hidden_states:
-            taps = [self._asked(self._streams[layer], layer) for layer in tapped_layers(backbone.layers)]
-            self.node("Concat", [last, *taps], ["hidden_states"], axis=-1)
-            self.output("hidden_states", FLOAT, ("rows", "n", (1 + TAPS) * backbone.width))
         bias = "speech_head.bias" if config.head_bias else ""
         self.product(last, "logits", self.packed["speech_head.weight"], "logits", bias=bias)
         self.output("logits", FLOAT, ("rows", "n", config.speech_vocab))
@@ -169,10 +127,35 @@ class T3StepGraph(TransformerGraph):
             stream, attended = (
                 self.node("Gather", [x, "logit_positions"], axis=1) for x in (stream, attended)
             )
-        self._streams.append(stream)
         return stream, attended
 
-    def _asked(self, stream: str, layer: int) -> str:
-        if layer == self.last_layer:
-            return stream
-        return self.node("Gather", [stream, "logit_positions"], axis=1)
+    def norm(self, name: str, stream: str, added: str, out: str = "") -> tuple[str, str]:
+        """Return the norm of stream + added, and that sum."""
+        weights = [self.weight(f"{name}.{part}") for part in ("weight", *([] if self.rms_norm else ["bias"]))]
+        op_type = "SimplifiedLayerNormalization" if self.rms_norm else "LayerNormalization"
+        normed, total = out or self.unique(f"{name}.normed"), self.unique(f"{name}.sum")
+        if not added:
+            self.node(op_type, [stream, *weights], [normed], epsilon=EPSILON, axis=-1)
+            return normed, stream
+        outputs = [normed, "", "", total]
+        self.node(f"Skip{op_type}", [stream, added, *weights], outputs, domain=CONTRIB, epsilon=EPSILON)
+        return normed, total
+
+    def gated_mlp(self, at: str, x: str) -> str:
+        # One product for both projections: threads wait for each other at the end of every product.
+        both = self.joined(f"{at}.gate_up", x, [f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"])
+        gate, up = self.unique(f"{at}.gate"), self.unique(f"{at}.up")
+        self.node("Split", [both], [gate, up], axis=-1, num_outputs=2)
+        silu = self.node("QuickGelu", [gate], domain=CONTRIB, alpha=1.0)
+        return self.matmul(self.node("Mul", [silu, up]), f"{at}.mlp.down_proj")
+
+    def joined(self, name: str, x: str, layers: list[str], out: str = "") -> str:
+        """Multiply x by the weights of some layers, concatenated along the outputs."""
+        parts = [self.packed[f"{layer}.weight"] for layer in layers]
+        rows = [part for part in parts if isinstance(part, RowQuantized)]
+        weight: Floats | RowQuantized
+        if self.int8 and len(rows) == len(parts):
+            weight = RowQuantized(*(np.concatenate(pair) for pair in zip(*rows, strict=True)))
+        else:
+            weight = np.concatenate([dequantize(part) for part in parts])
+        return self.product(x, name, weight, out)

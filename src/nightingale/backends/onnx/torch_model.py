@@ -30,7 +30,7 @@ class OnnxFormat:
     name = "onnx"
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
-        graph = T3StepGraph(config, to_numpy(source), int8=True, hidden_states=True, file=file)
+        graph = T3StepGraph(config, to_numpy(source), int8=True, file=file)
         return {GRAPH_FILE: graph.model()}
 
 
@@ -56,10 +56,10 @@ class TorchEmbeddings(InputEmbeddings):
         }
 
 
-def float32_graph(t3: T3, *, hidden_states: bool) -> T3StepGraph:
+def float32_graph(t3: T3) -> T3StepGraph:
     """Return the graph of T3's step in float32."""
     weights = to_numpy(t3.state_dict().__getitem__)
-    return T3StepGraph(t3.config, weights, int8=False, hidden_states=hidden_states)
+    return T3StepGraph(t3.config, weights, int8=False)
 
 
 def open_torch_model(source: ModelSource, setup: Setup) -> tuple[TorchEmbeddings, T3StepGraph | Path]:
@@ -70,7 +70,7 @@ def open_torch_model(source: ModelSource, setup: Setup) -> tuple[TorchEmbeddings
         graph = folder / GRAPH_FILE
     else:
         t3 = load_t3()
-        graph = float32_graph(t3, hidden_states=bool(setup.profile.draft))
+        graph = float32_graph(t3)
     return TorchEmbeddings(t3, max_new_tokens=source.info.defaults.max_new_tokens), graph
 
 

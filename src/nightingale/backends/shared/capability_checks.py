@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
 
+from nightingale.install import install_command
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
 SMALL_MODEL_WEIGHTS: Final = 50_000_000
@@ -22,7 +23,7 @@ def available_cores() -> int:
 
 
 def missing_package_reason(package: str) -> str | None:
-    return None if find_spec(package) else f"{package} is not installed (pip install 'nightingale-tts[cpu]')"
+    return None if find_spec(package) else f"{package} is not installed ({install_command('cpu')})"
 
 
 def failed_package_reason(package: str, error: Exception) -> str:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.backends.shared.prefix_cache import Floats, PrefixCache
 from nightingale.decoding.attention_trace import SlotTraces
+from nightingale.decoding.sampling import Logits
 from nightingale.models.layers.capacity import check_capacity
 
-Read = TypeVar("Read")
 
-
-class SlotRunner(Generic[Read]):
-    """Base of the CPU runners. `Read` is what a row's prompt gives: logits, and hidden states where there are any."""
+class SlotRunner:
+    """Base of the CPU runners."""
 
     def __init__(
         self,
@@ -47,8 +46,11 @@ class SlotRunner(Generic[Read]):
     def kv_bytes(self) -> int:
         return sum(part.nbytes for part in self.pool.values())
 
-    def read_prompt(self, slot: int, prompt: Floats, absolute: Floats | None) -> list[Read]:
-        """Read embeddings (rows, time, width) into a slot, after adding GPT-2's position embeddings."""
+    def read_prompt(self, slot: int, prompt: Floats, absolute: Floats | None) -> list[Logits]:
+        """Read embeddings (rows, time, width) into a slot, after adding GPT-2's position embeddings.
+
+        Return the logits of each row.
+        """
         x = np.asarray(prompt, np.float32)
         rows, length = x.shape[:2]
         check_capacity(length, self.capacity)
@@ -84,8 +86,8 @@ class SlotRunner(Generic[Read]):
             part[first : first + self.rows_per_slot] = 0
         self._prefix_cache.entries.clear()
 
-    def _read(self, row: int, x: Floats, known: int) -> Read:
-        """Append x (time, width) to a row of `known` positions; return what follows from its last position."""
+    def _read(self, row: int, x: Floats, known: int) -> Logits:
+        """Append x (time, width) to a row of `known` positions; return the logits after its last position."""
         raise NotImplementedError
 
     def _views(self, row: int, positions: int) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.torch.cpu_layout import optimize_single_row
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.models.chatterbox.build import VoiceEncoders, load_encoders, load_s3gen, load_t3
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -51,16 +50,6 @@ def t3_weights(source: ModelSource, device: str, precision: str, *, owned: bool 
         return load_t3(source.info.preset.t3, source.files["t3"], unpacker(source)).to(device, dtype)
 
     return make() if owned else source.shared(f"t3@{device}/{precision}", make)
-
-
-def torch_t3(source: ModelSource, device: str, precision: str) -> T3:
-    """Return T3 for PyTorch's own decode steps, laid out for a CPU where it runs on one."""
-
-    def make() -> T3:
-        t3 = t3_weights(source, device, precision)
-        return optimize_single_row(t3) if device == "cpu" else t3
-
-    return source.shared(f"t3-torch@{device}/{precision}", make)
 
 
 def rendering_weights(

@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 
 from nightingale.engine.faults import check_range
+from nightingale.request_options import MAX_SPEED, MIN_SPEED
 from nightingale.types import Samples
 
-MIN_SPEED: Final = 0.25
-MAX_SPEED: Final = 4.0
 HOP_MS: Final = 15
 """Half a window; a window holds two periods of a low voice."""
 SEARCH_MS: Final = 8

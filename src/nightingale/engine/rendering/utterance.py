@@ -12,7 +12,7 @@ import numpy as np
 from nightingale.backends.base import Block, BlockCut, Recorded, RenderStream
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.decoding import Decoding, DraftStats, Prompt
+from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.guards import ATTEMPTS, Action, Guard, limits_for
 from nightingale.decoding.philox import retry_seed
 from nightingale.decoding.sampling import is_greedy
@@ -45,10 +45,9 @@ class Utterance:
         *,
         seed: int,
         stream: RenderStream,
-        stats: DraftStats | None = None,
     ) -> None:
         self.model, self.profile, self.segment, self.request = model, profile, segment, request
-        self._stats, self._seed, self._stream = stats, seed, stream
+        self._seed, self._stream = seed, stream
         self._attempt = 0
         self._start_attempt()
         self.last_token = 0
@@ -96,7 +95,6 @@ class Utterance:
             defaults=defaults,
             sampling=sampling,
             seed=retry_seed(self._seed, self._attempt),
-            stats=self._stats,
         )
         may_retry = self._attempt + 1 < ATTEMPTS and not is_greedy(sampling)
         limits = limits_for(self.segment.text, ceiling=self.decoding.budget)

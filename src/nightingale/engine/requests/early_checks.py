@@ -9,11 +9,12 @@ from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import profile_named
 from nightingale.backends.selection import find_machine
 from nightingale.engine.rendering.word_timer import check_heads
-from nightingale.engine.requests.controls import SWITCHES, check_control
+from nightingale.engine.requests.controls import check_control
 from nightingale.errors import VoiceNotFound
 from nightingale.hub.cards import CARDS
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.request_options import NUMBERS
 from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sound_tags import tags_of as tags_of
 from nightingale.voices import library
@@ -51,7 +52,7 @@ def check_call(
         find_machine(BACKENDS, device)
     ignored = MODEL_DEFAULTS[name].ignored if name in MODEL_DEFAULTS else ()
     for control, value in controls.items():
-        if control not in {*SWITCHES, "lexicon"}:
+        if control in NUMBERS:
             check_control(control, value, ignored)
     is_known = name == "wren" or name in CARDS
     if language is not None and is_known:

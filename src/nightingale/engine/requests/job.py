@@ -10,7 +10,6 @@ from typing import NamedTuple
 from nightingale.backends.base import Block, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.faults import check_finite
 from nightingale.engine.load import Model
@@ -95,10 +94,10 @@ class Job:
 
     def begin(self, segment: TextSegment, model: Model, profile: Profile, renderer: Renderer) -> Utterance:
         """Begin a segment and return its utterance."""
-        asked, stats = self.request_for(segment), self.session.timing.drafts
+        asked = self.request_for(segment)
         seed = nth_seed(asked.seed, self.started)
         stream = renderer.open(asked.voice, seed=seed)
-        utterance = Utterance(model, profile, segment, asked, seed=seed, stream=stream, stats=stats)
+        utterance = Utterance(model, profile, segment, asked, seed=seed, stream=stream)
         self.utterances.append(utterance)
         self.started, self.segment = self.started + 1, None
         return utterance
@@ -109,13 +108,6 @@ class Job:
             self.begin(segment, model, profile, renderer)
         self.segment = None
         self.utterances[-1].feed(segment)
-
-    def reserved_bytes(self, budget: KVBudget) -> int:
-        """Return the KV cache bytes that the next segment needs."""
-        self.segment = self.segment or self.segments.next()
-        request, ids = self.request_for(self.segment), self.segment.text_ids if self.segment else []
-        rows = 2 if request.sampling.cfg_weight > 0 else 1
-        return budget.reserved_bytes(len(ids), request.voice, rows=rows)
 
     def hold(self, audio: Samples, seconds: float) -> None:
         """Keep the first audio for a while."""

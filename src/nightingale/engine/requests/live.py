@@ -101,7 +101,7 @@ class LiveSession:
     def push(self, text: str) -> None:
         """Add text, in parts of any size. Raise TextError if it cannot be spoken, ConfigError after `end`."""
         check_text(text)
-        check_length(text, self._max_chars)
+        check_length(len(text), self._max_chars)
         self._enqueue(self._text.push(text))
 
     def flush(self) -> None:

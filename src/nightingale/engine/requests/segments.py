@@ -122,7 +122,7 @@ def segment_text(
             language. A string is checked by this call, not when the first segment is taken.
     """
     if isinstance(source, str):
-        check_length(source, max_chars)
+        check_length(len(source), max_chars)
         for tag in _PAUSE.finditer(source):
             _pause_ms(tag)
     max_ids = None if split_chars is None else max_ids
@@ -144,12 +144,15 @@ def segment_text(
     return chain(first, segments)
 
 
-def check_length(text: str, max_chars: int) -> None:
-    """Raise TextTooLong if a text is longer than one request may be."""
-    if len(text) > max_chars:
+def check_length(chars: int, max_chars: int, *, cause: str = "") -> None:
+    """Raise TextTooLong if a text of so many characters is longer than one request may be.
+
+    cause: What made it so long, such as " with the respellings of the lexicon".
+    """
+    if chars > max_chars:
         raise TextTooLong(
             "the text is too long for one request",
-            got=f"{len(text)} characters",
+            got=f"{chars} characters{cause}",
             allowed=f"at most {max_chars}",
             fix="Split it into several requests, or open the engine with a larger max_chars.",
         )

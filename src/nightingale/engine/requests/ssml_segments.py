@@ -10,13 +10,13 @@ from typing import Any
 
 from nightingale.engine.faults import raising_engine_faults
 from nightingale.engine.load import Model
-from nightingale.engine.rendering.time_stretch import MAX_SPEED, MIN_SPEED
 from nightingale.engine.requests.controls import RequestOptions
 from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, check_length
 from nightingale.engine.requests.text_check import TextCheck
 from nightingale.engine.session import Session
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.errors import TextError
+from nightingale.request_options import MAX_SPEED, MIN_SPEED
 from nightingale.text.punctuation import empty_text
 from nightingale.text.ssml import SsmlPart, is_ssml, parse_ssml
 from nightingale.text.unspoken import check_strict
@@ -50,7 +50,7 @@ def segmenter_of(
     def segment(text: str, **options: Any) -> Iterator[TextSegment]:
         if not is_ssml(text):
             return plain(text, **options)
-        check_length(text, options.get("max_chars", MAX_CHARS))
+        check_length(len(text), options.get("max_chars", MAX_CHARS))
         parts, warnings = parse_ssml(text, request.get("language"))
         if request.get("strict", False):
             check_strict(warnings)

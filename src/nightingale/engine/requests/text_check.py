@@ -9,11 +9,11 @@ from typing import Any
 
 from nightingale.engine.lexicon_files import open_lexicon
 from nightingale.engine.requests.controls import RequestOptions
-from nightingale.engine.requests.segments import TextSegment, segment_text
+from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, check_length, segment_text
 from nightingale.errors import EmptyText
 from nightingale.text.code_blocks import replace_code_blocks
 from nightingale.text.frontend import Frontend
-from nightingale.text.respelling import Lexicon, Respelling, SourceMap, respell
+from nightingale.text.respelling import Lexicon, Respelling, SourceMap, respell, respelled_chars
 from nightingale.text.sound_tags import blank_tags
 from nightingale.text.source_words import SourceWords
 from nightingale.text.unspoken import check_strict, find_unspoken, unsupported_script
@@ -68,6 +68,9 @@ class TextCheck:
         """
         author, changes = text, self._lexicon.changes(text)
         if changes:
+            # Before it is built: a respelling may be much longer than its word.
+            chars, limit = respelled_chars(text, changes), options.get("max_chars", MAX_CHARS)
+            check_length(chars, limit, cause=" with the respellings of the lexicon")
             text = respell(text, changes)
         # Before the text is split into paragraphs, of which a code block may have several.
         spoken = text

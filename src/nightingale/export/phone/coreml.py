@@ -9,7 +9,7 @@
     DIR/voices/NAME.f32       T3's speaker, then the flow's speaker, float32, little-endian
 
 Everything is computed in float16, so that the Neural Engine may run it, except the pitch and the phase of the
-excitation. docs/phone.md shows how an app uses the files; coreml_model.py is the same loop in Python.
+excitation. docs/export.md shows how an app uses the files; coreml_model.py is the same loop in Python.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from nightingale.export.phone.phone_card import (
 )
 from nightingale.export.phone.phone_check import ExportLimits, compare_with_engine, load_networks
 from nightingale.export.phone.static_vocoder import StaticExcitation
+from nightingale.install import install_command
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
@@ -58,7 +59,6 @@ LIMITS: Final = ExportLimits(other_tokens=3, logits=0.1, mel=0.05, samples_db=-4
 NUMPY: Final = {torch.float16: np.float16, torch.float32: np.float32, torch.int32: np.int32}
 LIBRARIES: Final = ("libmilstoragepython", "libmodelpackage")
 """The native parts of coremltools that write packages."""
-INSTALL: Final = "Install it: pip install 'nightingale-tts[coreml]'. For ARM Linux see docs/phone.md."
 
 
 def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportSizes()) -> None:  # noqa: B008, frozen
@@ -69,7 +69,9 @@ def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportS
         CheckpointError: The export differs from the engine.
     """
     if (reason := missing_reason()) is not None:
-        raise ConfigError(reason, fix=INSTALL)
+        raise ConfigError(
+            reason, fix=f"Install it: {install_command('coreml')}. For ARM Linux see docs/export.md."
+        )
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded, "Core ML")
     t3, flow, hift = load_networks(loaded)

@@ -1,4 +1,4 @@
-"""Run a Core ML export with the interpreter of coreml_interpreter.py: the loop of docs/phone.md in Python."""
+"""Run a Core ML export with the interpreter of coreml_interpreter.py: the loop of docs/export.md in Python."""
 
 from __future__ import annotations
 

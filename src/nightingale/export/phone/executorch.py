@@ -7,7 +7,7 @@
     DIR/tokenizer.json    the text vocabulary
     DIR/voices/NAME.f32   T3's speaker, then the flow's speaker, float32, little-endian
 
-docs/phone.md shows how to use them; executorch_model.py is the same loop in Python.
+docs/export.md shows how to use them; executorch_model.py is the same loop in Python.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from nightingale.export.phone.phone_check import compare_with_engine, load_netwo
 from nightingale.export.phone.static_flow import StaticEstimator, StaticTokenEncoder
 from nightingale.export.phone.static_t3 import StaticT3
 from nightingale.export.phone.static_vocoder import StaticVocoder
+from nightingale.install import install_command
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
@@ -102,9 +103,7 @@ def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportS
         CheckpointError: The export differs from the engine.
     """
     if importlib.util.find_spec("executorch") is None:
-        raise ConfigError(
-            "ExecuTorch is not installed", fix="Install it: pip install 'nightingale-tts[executorch]'."
-        )
+        raise ConfigError("ExecuTorch is not installed", fix=f"Install it: {install_command('executorch')}.")
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded, "ExecuTorch")
     t3, flow, hift = load_networks(loaded)

@@ -1,4 +1,4 @@
-"""The loop of docs/phone.md in Python, for exports of every format: text ids to tokens, to mel, to samples.
+"""The loop of docs/export.md in Python, for exports of every format: text ids to tokens, to mel, to samples.
 
     model = ExecutorchModel.open(folder)        or CoremlModel.open(folder)
     tokens = model.generate(text_ids, "heart")

@@ -1,8 +1,7 @@
 """KV caches of attention layers: the protocol, the dense reference, and a batch of dense rows.
 
-A layer does not know how its keys and values are stored: dense, quantized, windowed and paged caches
-implement one protocol, and attention is computed inside the cache. All tensors are (rows, heads, time, head
-width).
+A layer does not know how its keys and values are stored: attention is computed inside the cache. All tensors
+are (rows, heads, time, head width).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class KVCache(Protocol):
     """The keys and values of one attention layer."""
 
     def positions(self, x: Tensor) -> Tensor:
-        """Return the absolute positions of the tokens x (rows, time, width), evicted tokens included.
+        """Return the absolute positions of the tokens x (rows, time, width).
 
         (time,), or (rows, time) where the rows have different lengths.
         """
@@ -67,49 +66,39 @@ class DenseKVCache:
             mask = at[None, :] <= at[start:, None]
         return attention(q, self.keys[:, :, :end], self.values[:, :, :end], mask)
 
-    def rewind(self, position: int) -> None:
-        self.position = position
-
 
 class BatchedKVCache:
-    """One layer of rows of different lengths that each take a few more tokens: a step of continuous batching.
+    """One layer of rows of different lengths that each take one more token: a step of continuous batching.
 
-    rows is (rows, 1), lengths and counts are (rows,), mask is (rows, 1, tokens, time).
+    rows and lengths are (rows,), mask is (rows, 1, 1, time).
     """
 
-    def __init__(
-        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, mask: Tensor
-    ) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, mask: Tensor) -> None:
         self.keys, self.values = keys, values
-        self._rows, self.lengths, self._counts, self._mask = rows, lengths, counts, mask
+        self._rows, self.lengths, self._mask = rows, lengths, mask
 
     @classmethod
     def for_layers(
-        cls, layers: Sequence[DenseKVCache], lengths: Sequence[int], counts: Sequence[int], *, every: int
+        cls, layers: Sequence[DenseKVCache], lengths: Sequence[int], *, every: int
     ) -> list[BatchedKVCache]:
         """Return the batched cache of each layer over its rows 0, `every`, 2·`every`, ….
 
-        Each row has `lengths` stored positions and takes `counts` tokens; all have space for the largest count.
+        Each row has `lengths` stored positions.
         """
-        longest = max(counts)
-        part, end = slice(0, every * len(lengths), every), max(lengths) + longest
+        part, end = slice(0, every * len(lengths), every), max(lengths) + 1
         check_capacity(end, layers[0].keys.shape[2])
         device = layers[0].keys.device
-        at, taken = torch.tensor([lengths, counts], device=device)
-        rows = torch.arange(len(lengths), device=device)[:, None]
-        last = at[:, None] + torch.arange(longest, device=device)
-        mask = (torch.arange(end, device=device) <= last[..., None])[:, None]
-        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, taken, mask) for m in layers]
+        at = torch.tensor(lengths, device=device)
+        rows = torch.arange(len(lengths), device=device)
+        mask = (torch.arange(end, device=device) <= at[:, None])[:, None, None]
+        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, mask) for m in layers]
 
-    def positions(self, x: Tensor) -> Tensor:
-        ahead = torch.arange(x.shape[1], device=self.lengths.device)
-        # Padding takes the position of the last token: a table of positions may end after it.
-        return self.lengths[:, None] + torch.minimum(ahead, self._counts[:, None] - 1)
+    def positions(self, x: Tensor) -> Tensor:  # noqa: ARG002, one token of each row
+        return self.lengths[:, None]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        at = self.lengths[:, None] + torch.arange(k.shape[2], device=k.device)
-        self.keys[self._rows, :, at] = k.transpose(1, 2)
-        self.values[self._rows, :, at] = v.transpose(1, 2)
+        self.keys[self._rows, :, self.lengths] = k[:, :, 0]
+        self.values[self._rows, :, self.lengths] = v[:, :, 0]
         return attention(q, self.keys, self.values, self._mask)
 
 

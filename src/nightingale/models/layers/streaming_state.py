@@ -47,11 +47,24 @@ class StreamingState:
         """The positions whose keys and values the next attention layer has."""
         return 0 if self._past is None else self._past[-1].shape[-2]
 
-    def prepend_inputs(self, x: Tensor, width: int) -> Tensor:
-        """Return x (…, time) after the `width` inputs before it, which are zeros at the start."""
-        joined = F.pad(x, (width, 0)) if self._past is None else torch.cat([self._past.pop(), x], dim=-1)
-        start = int(self._advance * x.shape[-1])
-        self._saved.append(joined[..., start : start + width].clone())  # a view would keep the whole block
+    def take(self) -> Tensor:
+        """Return the next tensor of the past, of a stream that begins with a state of its own."""
+        assert self._past is not None, "this network has no state to start from"
+        return self._past.pop()
+
+    def save(self, x: Tensor) -> None:
+        """Save a tensor for the next block."""
+        self._saved.append(x)
+
+    def prepend_inputs(self, x: Tensor, width: int, *, dim: int = -1) -> Tensor:
+        """Return x after the `width` inputs before it along a dimension, which are zeros at the start."""
+        if self._past is None:
+            assert dim == -1, "a stream without a state has its time last"
+            joined = F.pad(x, (width, 0))
+        else:
+            joined = torch.cat([self._past.pop(), x], dim=dim)
+        start = x.shape[dim] if self._advance == 1 else int(self._advance * x.shape[dim])
+        self._saved.append(joined.narrow(dim, start, width).clone())  # a view would keep the whole block
         return joined
 
     def prepend_kv(self, x: Tensor) -> Tensor:

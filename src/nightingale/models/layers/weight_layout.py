@@ -50,14 +50,6 @@ def pack_for_rendering(net: nn.Module, machine: str | None = None) -> None:
             weight.data = stored.permute([order.index(axis) for axis in range(weight.dim())])
 
 
-@torch.no_grad()
-def transpose_linear_weights(net: nn.Module) -> None:
-    """Store the weights of all linear layers (inputs, outputs), for products over many rows."""
-    for layer in net.modules():
-        if isinstance(layer, nn.Linear):
-            layer.weight.data = layer.weight.data.t().contiguous().t()
-
-
 def _axis_orders(net: nn.Module, machine: str | None) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
     """Yield the weights that need another order of axes, and that order, outermost axis first."""
     by_tap = (machine or platform.machine()).lower() in ("aarch64", "arm64")

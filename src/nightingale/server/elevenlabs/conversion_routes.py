@@ -55,7 +55,7 @@ class ConversionResponse(SpeechResponse):
         self._recording = recording
 
     async def _open(self) -> SpeechStream:
-        request = self._speech.request()
+        request = self._speech.request
         return await self._service.convert(
             self._recording, voice=request.get("voice"), seed=request.get("seed")
         )

@@ -92,7 +92,7 @@ class CaptionsResponse(DocumentResponse):
             sample_rate=self._output.sample_rate_hz,
             segments=segments,
             words=words_json(words),
-            srt=format_srt(words or _estimated(segments), self._speech.language),
+            srt=format_srt(words or _estimated(segments), self._speech.request.get("language")),
             metrics=metrics_json(stream.metrics, seed=stream.seed),
         )
         for part in in_parts(captions.model_dump_json().encode()):

@@ -17,7 +17,7 @@ from nightingale.server.openai.realtime_conversation import RealtimeConversation
 from nightingale.server.openai.realtime_response import RealtimeResponse
 from nightingale.server.openai.realtime_settings import RealtimeSettings
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_turns import TurnQueue
+from nightingale.server.service.speech_turns import ClientGone, TurnQueue, log
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
@@ -53,6 +53,8 @@ class RealtimeApiConnection:
             conversation = {"id": self._conversation.id, "object": "realtime.conversation"}
             await self._conversation.send("conversation.created", conversation=conversation)
             await self._socket.receive(self._handle)
+        except ClientGone:
+            log.info("a client left before the session began")
         finally:
             await self._turns.drop()
             await self._socket.close()

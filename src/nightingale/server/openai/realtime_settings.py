@@ -7,12 +7,14 @@ turn detection, is for a language model and ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from nightingale.errors import ConfigError
-from nightingale.server.openai.speech_routes import NullableBody, VoiceRef
+from nightingale.request_options import OPTIONS
+from nightingale.server.openai.speech_routes import VoiceRef
+from nightingale.server.request_fields import RequestBody, with_request_options
 from nightingale.server.service.speech_streams import OutputFormat
 
 AudioType = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
@@ -26,23 +28,21 @@ PCM_RATE_HZ: Final = 24_000
 TELEPHONY_RATE_HZ: Final = 8_000
 
 
-class RealtimeSettings(NullableBody):
+@with_request_options
+class RealtimeSettings(RequestBody):
     """The voice, format and speed of responses: of a session, or of one response."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
     voice: str | VoiceRef | None = None
     format: AudioType = "audio/pcm"
-    speed: Annotated[float, Field(ge=0.25, le=4.0)] = 1.0
-    language: str | None = None
-    seed: int | None = None
 
     def changed(self, given: object) -> RealtimeSettings:
         """Return these settings with those of a session or response object, or raise ConfigError."""
         if not isinstance(given, Mapping):
             raise ConfigError("not an object", got=repr(given)[:80], param="session")
         modalities = given.get("output_modalities", given.get("modalities")) or ["audio"]
-        if "audio" not in modalities:
+        if not isinstance(modalities, list) or "audio" not in modalities:
             raise ConfigError(
                 "this server only speaks",
                 got=repr(modalities)[:80],
@@ -59,12 +59,6 @@ class RealtimeSettings(NullableBody):
             ) from error
 
     @property
-    def request(self) -> dict[str, Any]:
-        """Return the arguments of `SpeechService.session`."""
-        fields = self.model_dump(exclude={"format"}, exclude_none=True)
-        return {name: value for name, value in fields.items() if (name, value) != ("speed", 1.0)}
-
-    @property
     def output(self) -> OutputFormat:
         return OutputFormat(
             CODECS[self.format], PCM_RATE_HZ if self.format == "audio/pcm" else TELEPHONY_RATE_HZ
@@ -72,12 +66,13 @@ class RealtimeSettings(NullableBody):
 
     def describe(self, *, beta: bool) -> dict[str, Any]:
         """Return them as the fields of a session or response object."""
+        speed = self.request.get("speed", OPTIONS["speed"].default)
         voice = self.voice.id if isinstance(self.voice, VoiceRef) else self.voice
         if beta:
-            names = {"voice": voice, "output_audio_format": BETA_FORMATS[self.format], "speed": self.speed}
+            names = {"voice": voice, "output_audio_format": BETA_FORMATS[self.format], "speed": speed}
             return {"modalities": ["audio", "text"], **names}
         form = {"type": self.format, **({"rate": PCM_RATE_HZ} if self.format == "audio/pcm" else {})}
-        output = {"format": form, "voice": voice, "speed": self.speed}
+        output = {"format": form, "voice": voice, "speed": speed}
         return {"output_modalities": ["audio"], "audio": {"output": output}}
 
 
@@ -88,7 +83,7 @@ def _speech_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     nested = dict(output) if isinstance(output, Mapping) else {}
     if isinstance(form := nested.get("format"), Mapping):
         nested["format"] = form.get("type")
-    flat = {name: given[name] for name in ("voice", "speed", "language", "seed") if name in given}
+    flat = {name: given[name] for name in ("voice", *OPTIONS) if name in given}
     if (beta := given.get("output_audio_format")) is not None:
-        flat["format"] = {name: kind for kind, name in BETA_FORMATS.items()}.get(beta, beta)
+        flat["format"] = next((kind for kind, name in BETA_FORMATS.items() if name == beta), beta)
     return {name: value for name, value in (flat | nested).items() if value is not None}

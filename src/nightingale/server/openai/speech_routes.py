@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +29,7 @@ from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.catalog_routes import check_model
 from nightingale.server.openai.speech_events import EVENT_STREAM, encode_event
+from nightingale.server.request_fields import RequestBody, with_request_options
 from nightingale.server.service.queue_reports import queued_event, with_queue_reports
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, SpeechStream
@@ -40,11 +41,6 @@ log = logging.getLogger("nightingale.server")
 MAX_HEADER_BYTES: Final = 2048
 """Warnings beyond this length are left out of the header."""
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
-REQUEST_FIELDS = {
-    "voice", "language", "seed", "normalize", "speed", "exaggeration", "cfg_weight", "temperature",
-    "strict", "read_code", "lexicon",
-}  # fmt: skip
-"""Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
@@ -60,17 +56,10 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 # Half of a surrogate pair, escaped in JSON, cannot be encoded.
 UnicodeText = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 Timestamps = Literal["none", "segment", "word"]
-
-
-class NullableBody(BaseModel):
-    """A request body in which null means the same as leaving the field out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None}
+Lexicon = Annotated[
+    dict[str, str] | None,
+    Field(max_length=1000, description="Words and their respellings, before those of the server."),
+]
 
 
 class VoiceRef(BaseModel):
@@ -79,7 +68,8 @@ class VoiceRef(BaseModel):
     id: str
 
 
-class SpeechBody(NullableBody):
+@with_request_options
+class SpeechBody(RequestBody):
     """The body of POST /v1/audio/speech."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -88,30 +78,14 @@ class SpeechBody(NullableBody):
     input: UnicodeText = Field(description="The text to speak, or SSML. `[pause:500ms]` is silence.")
     voice: str | VoiceRef | None = Field(None, description="A name, an alias, or a blend: heart(2)+emma.")
     response_format: ResponseFormat = Field("mp3", description="24 kHz mono unless sample_rate is given.")
-    speed: Annotated[float, Field(ge=0.25, le=4.0, description="The pitch does not change.")] = 1.0
     stream_format: Literal["audio", "sse"] = Field("audio", description="Bytes, or events with base64.")
     instructions: str | None = Field(None, description="Accepted and ignored.")
 
-    language: str | None = Field(None, max_length=35, description="Language code, for multilingual models.")
-    seed: int | None = Field(None, description="The same seed gives the same bytes for a request by itself.")
-    exaggeration: float | None = Field(None, description="Strength of emotion, if the model supports it.")
-    cfg_weight: float | None = Field(None, description="Weight of guidance, if the model supports it.")
-    temperature: float | None = Field(None, description="Sampling temperature.")
     sample_rate: int | None = Field(None, description=f"In hertz, one of {', '.join(map(str, RATES_HZ))}.")
     timestamps: Timestamps | None = Field(
         None, description='With stream_format=sse: "segment" or "word", the time of each sentence or word.'
     )
-    normalize: bool | None = Field(None, description="false: do not write out digits and symbols in words.")
-    strict: bool | None = Field(None, description="true: refuse text of which a part would not be spoken.")
-    read_code: bool | None = Field(None, description="true: read code blocks, which are left out otherwise.")
-    lexicon: dict[str, str] | None = Field(
-        None, max_length=1000, description="Words and their respellings, before those of the server."
-    )
-
-    def request(self) -> dict[str, Any]:
-        """Return the arguments of `SpeechService.open` besides the text."""
-        fields = self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
-        return {**fields, "timestamps": True} if self.timestamps == "word" else fields
+    lexicon: Lexicon = None
 
 
 @router.post("/v1/audio/speech", response_class=Response, responses=RESPONSES)
@@ -190,7 +164,7 @@ class SpeechResponse(Response):
             await self._send(send, _body(encode_event(**queued_event(place)), more=True))
 
     async def _open(self) -> SpeechStream:
-        return await self._service.open(self._speech.input, **self._speech.request())
+        return await self._service.open(self._speech.input, **self._speech.request)
 
     async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
         """Yield the parts of the body."""
@@ -211,7 +185,7 @@ class SpeechResponse(Response):
             usage = {"input_tokens": chars, "output_tokens": tokens, "total_tokens": chars + tokens}
             shown = metrics_json(metrics, tokens=tokens, seed=stream.seed)
             timed = self._speech.timestamps == "word"
-            srt = {"srt": format_srt(words, self._speech.language)} if timed else {}
+            srt = {"srt": format_srt(words, self._speech.request.get("language"))} if timed else {}
             yield encode_event("speech.audio.done", usage=usage, metrics=shown, **srt)
 
     async def _send_start(self, send: Send, stream: SpeechStream) -> None:

@@ -17,39 +17,29 @@ from nightingale.engine.stream_capacity import QueuePlace
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat, Timestamps
+from nightingale.server.openai.speech_routes import Lexicon, ResponseFormat, Timestamps
+from nightingale.server.request_fields import RequestBody, with_request_options
 from nightingale.server.service.queue_reports import queued_event
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_streams import OutputFormat, Timings
-from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
+from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text, log
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
 
 
-class SessionOptions(NullableBody):
+@with_request_options
+class SessionOptions(RequestBody):
     """The options that `session.update` sets for the turns that start after it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     voice: str | dict[str, str] | None = None
-    language: str | None = None
     response_format: ResponseFormat = "pcm"
     sample_rate: int | None = None
     binary: bool = True
     timestamps: Timestamps = "none"
-    seed: int | None = None
-    speed: float | None = None
-    temperature: float | None = None
-    exaggeration: float | None = None
-    cfg_weight: float | None = None
-    normalize: bool | None = None
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """Return the arguments of `SpeechService.session`."""
-        fields = self.model_dump(include=REQUEST_FIELDS, exclude_none=True)
-        return {**fields, "timestamps": True} if self.timestamps == "word" else fields
+    lexicon: Lexicon = None
 
     def output(self, service: SpeechService) -> OutputFormat:
         rate_hz = service.sample_rate_hz if self.sample_rate is None else self.sample_rate
@@ -74,6 +64,8 @@ class RealtimeConnection:
         try:
             await self._send_session("created")
             await self._socket.receive(self._handle)
+        except ClientGone:
+            log.info("a client left before the session began")
         finally:
             await self._turns.drop()
             await self._socket.close()

@@ -29,9 +29,6 @@ MALLOPT_HEAPS: Final = -8  # M_ARENA_MAX in glibc's malloc.h
 MIMALLOC_DELAY_S: Final = 0.15
 MIMALLOC_LARGE_BYTES: Final = 64 << 20
 
-REQUEST_CONTROLS: Final = ("speed", "temperature", "exaggeration", "cfg_weight")
-"""Controls for which a request has fields."""
-
 
 class ControlRange(BaseModel):
     min: float
@@ -63,7 +60,6 @@ class ModelCard(BaseModel):
         controls = {
             name: ControlRange(min=control.low, max=control.high, default=control.default)
             for name, control in tts.controls.items()
-            if name in REQUEST_CONTROLS
         }
         return cls(
             id=tts.name,

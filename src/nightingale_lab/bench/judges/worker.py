@@ -7,6 +7,7 @@ A job: {"wav": path, "reference": [clips of the speaker], "language": "en"}; onl
 answer keeps `wav` and adds `seconds`, one entry per judge, and `cost` in seconds:
     "tiny", "base", "moonshine": {"transcript": the words}
     "dnsmos": {"ovrl", "sig", "bak", "p808"}
+    "distillmos": {"mos"}
     "speaker": {"cosine", "cosines" by name, "vector"}, each if it was asked for
     "aligner": {"words": [[word, start, end], …]} in seconds, or {"failed": why}
     "error": why a clip could not be judged; the other clips are judged nevertheless.
@@ -24,7 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-JUDGES = ("tiny", "base", "moonshine", "dnsmos", "speaker", "aligner")
+JUDGES = ("tiny", "base", "moonshine", "dnsmos", "distillmos", "speaker", "aligner")
 RATE_HZ = 16_000
 SHORTEST_SECONDS = 0.1
 
@@ -86,6 +87,11 @@ def load_judge(name: str, folder: Path, *, threads: int, most_windows: int) -> J
     if name == "dnsmos":
         dnsmos = Dnsmos(folder / name, threads=threads, most_windows=most_windows)
         return lambda samples, _: dict(dnsmos.score(samples))
+    if name == "distillmos":
+        from nightingale_lab.bench.judges.distill_mos import DistillMos
+
+        distill_mos = DistillMos(folder / name)
+        return lambda samples, _: {"mos": distill_mos.score(samples)}
     if name == "speaker":
         return speaker_judge(SpeakerEncoder(folder / name / "pretrained.pt"))
     if name == "aligner":
@@ -115,7 +121,9 @@ def judge_clip(job: dict[str, Any], judges: dict[str, Judge]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Score clips of speech; JSON lines in, JSON lines out.")
-    parser.add_argument("--only", default="tiny,base,dnsmos,speaker", help=f"of {','.join(JUDGES)}")
+    parser.add_argument(
+        "--only", default="tiny,base,dnsmos,distillmos,speaker", help=f"of {','.join(JUDGES)}"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dnsmos-windows", type=int, default=2, help="windows per clip; 0 scores all (slow)")
     parser.add_argument("--weights", type=Path, default=Path(sys.prefix) / "share" / "judges")

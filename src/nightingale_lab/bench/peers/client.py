@@ -21,7 +21,7 @@ class PeerProcess:
     """Runs `worker.py` in the peer's environment. `synthesize` can be measured like our engine."""
 
     def __init__(self, peer: Peer, home: Path, python: Path, *more: str, threads: int) -> None:
-        """more: a size, and a folder for its weights, if the peer has sizes."""
+        """more: a voice of Kokoro; a size, and a folder for its weights, if the peer has sizes."""
         self._peer, self._lock = peer, threading.Lock()
         command = [str(python), str(WORKER), peer.name, str(home), str(threads), *more]
         pipe = subprocess.PIPE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.files import write_whole
-from nightingale_lab.bench.peers.peer_list import PEERS, DownloadedFile, Peer
+from nightingale_lab.bench.peers.peer_list import PEERS, DownloadedArchive, Peer
 from nightingale_lab.environments import make
 
 TIMEOUT_S = 300
@@ -39,27 +39,28 @@ def homes() -> Path:
 
 
 def install(peer: Peer, home: Path, say: Callable[[str], object] = lambda _: None) -> Path:
-    """Return the Python of the peer's environment, which is made if necessary."""
+    """Return the Python of the peer's environment. The environment and its files are made if they are missing."""
+    python = make(peer.environment, home, say=say)
+    for archive in peer.downloads:
+        if not all((home / "share" / target).is_file() for target in archive.members.values()):
+            say(f"fetching {archive.url}")
+            download(archive, home / "share")
+    return python
 
-    def download_all() -> None:
-        for file in peer.downloads:
-            (home / "share").mkdir(exist_ok=True)
-            write_whole(home / "share" / file.target, download(file))
 
-    return make(peer.environment, home, finish=download_all, say=say)
-
-
-def download(file: DownloadedFile) -> bytes:
+def download(archive: DownloadedArchive, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     try:
-        with urllib.request.urlopen(file.url, timeout=TIMEOUT_S) as answer:
-            archive = answer.read()
-        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-            member = opened.extractfile(file.member)
-            assert member is not None
-            return member.read()
+        with urllib.request.urlopen(archive.url, timeout=TIMEOUT_S) as answer:
+            data = answer.read()
+        with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+            for member, target in archive.members.items():
+                source = opened.extractfile(member)
+                assert source is not None
+                write_whole(folder / target, source.read())
     except (OSError, KeyError, tarfile.TarError) as error:
         raise EngineFault(
-            f"{file.url} could not be fetched",
+            f"{archive.url} could not be fetched",
             got=f"{type(error).__name__}: {error}",
             fix="Check the network, or leave this peer out.",
         ) from error

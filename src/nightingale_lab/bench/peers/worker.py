@@ -1,11 +1,11 @@
 """The program that runs in a peer's environment: texts in, durations of audio out, as JSON lines.
 
-    PEER_HOME/bin/python worker.py hibari PEER_HOME THREADS [SIZE WEIGHTS]
+    PEER_HOME/bin/python worker.py hibari PEER_HOME THREADS [VOICE | SIZE WEIGHTS]
 
 In: {"text", "seed"}, and "wav", a path, if the audio is to be kept. Out: {"ready": ms} once, then for each text
 {"seconds"} whenever audio is ready to be played, and {"end": true}. A peer synthesizes sentence by sentence where
-its package can. This file uses the standard library and the peer's own packages only. Upstream gets random weights
-of a SIZE and writes them to the folder WEIGHTS.
+its package can. Kokoro has a VOICE, af_heart by default. This file uses the standard library and the peer's own
+packages only. Upstream gets random weights of a SIZE and writes them to the folder WEIGHTS.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def hibari(_: Path, threads: int) -> Synthesize:
     return synthesize
 
 
-def kokoro(home: Path, threads: int) -> Synthesize:
+def kokoro(home: Path, threads: int, voice: str = "af_heart") -> Synthesize:
     import numpy as np
     import onnxruntime
     from hibari.tts import Hibari
@@ -63,7 +63,7 @@ def kokoro(home: Path, threads: int) -> Synthesize:
     options.intra_op_num_threads = threads
     model = b"".join(part.read_bytes() for part in parts)
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    styles = np.fromfile(home / "share" / "af_heart.bin", dtype="<f4").reshape(-1, 1, 256)
+    styles = np.fromfile(home / "share" / f"{voice}.bin", dtype="<f4").reshape(-1, 1, 256)
     front: Any = Hibari(threads=threads)
 
     def synthesize(text: str, _: int) -> Iterator[tuple[Any, int]]:

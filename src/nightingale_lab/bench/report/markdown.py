@@ -214,7 +214,7 @@ def bench(bench_lines: Sequence[Line], verify_lines: Sequence[Line]) -> str:
     if not found:
         return "*Nothing stored yet: run `nightingale bench` and `nightingale verify`.*"
     head = ["model", "profile", "first audio p50", "p95", "rtf", "peak MB"]
-    head += ["WER, two recognizers", "DNSMOS", "cosine"]
+    head += ["WER, two recognizers", "Distill-MOS", "DNSMOS", "cosine"]
     where = source(bench_lines[-1], "bench") if bench_lines else source(verify_lines[-1], "verify")
     return f"{markdown_table(head, map(_bench_cells, found))}\n\n{where}"
 
@@ -229,6 +229,7 @@ def _bench_cells(row: ReportRow) -> Sequence[object]:
         number(row.speed.get("rtf_p50")),
         number(row.memory_mb),
         ", ".join(rate for rate in wer if rate) or None,
+        number(row.quality.get("distill_mos", {}).get("mean")),
         number(row.quality.get("dnsmos", {}).get("ovrl")),
         number(row.quality.get("cosine")),
     )

@@ -22,6 +22,7 @@ CELLS: dict[str, Callable[[ReportRow], object]] = {
     "peak MB": lambda row: row.memory_mb,
     "WER, tiny": lambda row: _percent(row.quality.get("wer", {}).get("tiny")),
     "WER, moonshine": lambda row: _percent(row.quality.get("wer", {}).get("moonshine")),
+    "Distill-MOS": lambda row: row.quality.get("distill_mos", {}).get("mean"),
     "DNSMOS": lambda row: row.quality.get("dnsmos", {}).get("ovrl"),
     "cosine": lambda row: row.quality.get("cosine"),
     "verify": lambda row: _verdict(row),

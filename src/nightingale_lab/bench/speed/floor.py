@@ -53,11 +53,13 @@ def distances(model: Any, text: str, device: str = "auto") -> list[Distance]:
     """
     import torch
 
+    from nightingale.backends import BACKENDS
+    from nightingale.backends.selection import find_machine
     from nightingale_lab import reference
 
     if model.info.synthetic:
         return []
-    device = reference.setup_for(device=device).machine.device
+    device = find_machine(BACKENDS, device, model.info).device  # the engine's, also where it is "auto"
     t3 = reference.networks_of(model, device).t3
     wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED, device=device), wait)

@@ -24,6 +24,7 @@ GROUP = "against"
 check = partial(Check, GROUP)
 WER_GATE = 0.0015
 DNSMOS_GATE = 0.05
+DISTILL_MOS_GATE = 0.05
 COSINE_LEAST = 0.90
 TOKENS = 2.0
 """Bound of the mean difference of token counts; a token is 40 ms."""
@@ -80,6 +81,12 @@ def against(now: Quality, then: Quality, cosines: Sequence[float], why_no_cosine
         b.dnsmos["ovrl"] - a.dnsmos["ovrl"] for a, b in pairs if "ovrl" in a.dnsmos and "ovrl" in b.dnsmos
     ]
     checks.append(_moved("DNSMOS overall: fall", fall, DNSMOS_GATE))
+    fall = [
+        b.distill_mos - a.distill_mos
+        for a, b in pairs
+        if a.distill_mos is not None and b.distill_mos is not None
+    ]
+    checks.append(_moved("Distill-MOS: fall", fall, DISTILL_MOS_GATE))
     name = "speaker cosine to the same clip"
     if cosines:
         checks.append(check(name, float(np.mean(cosines)), low=COSINE_LEAST))

@@ -1,4 +1,7 @@
-"""The checks that need judges: words, distortion and speaker. A judge that is not installed is missing."""
+"""The checks that need judges: words, perceived quality, distortion and speaker.
+
+A judge that is not installed is missing.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ GROUP = "judges"
 check = partial(Check, GROUP)
 RECOGNIZERS = ("tiny", "moonshine")
 """Two families that share neither code nor training: Whisper and Moonshine."""
-JUDGES = (*RECOGNIZERS, "dnsmos", "speaker")
+JUDGES = (*RECOGNIZERS, "distillmos", "dnsmos", "speaker")
 MOST_WORD_ERRORS = 0.06
 NOT_UNDERSTOOD = 0.5
+LEAST_DISTILL_MOS, LEAST_DISTILL_MOS_TENTH = 4.0, 3.4
 LEAST_DNSMOS, LEAST_DNSMOS_OF_A_CLIP = 3.0, 2.4
 LEAST_COSINE, LEAST_COSINE_OF_A_CLIP = 0.85, 0.70
 """Two clips of one speaker have 0.89 to 0.93, of different speakers 0.48 to 0.63."""
@@ -79,10 +83,21 @@ def judged(quality: Quality, absent: Mapping[str, str], *, own_references: bool)
         lost = len(not_understood(quality))
         note = "each recognizer has more than half of the words wrong"
         checks.append(check("clips not understood", float(lost), high=0, detail=note))
-    checks += _distortion(quality, absent) + _speaker(quality, absent, own_references)
+    checks += _perceived(quality, absent) + _distortion(quality, absent)
+    checks += _speaker(quality, absent, own_references)
     if errors := [clip.error for clip in quality.clips if clip.error]:
         checks.append(check("clips no judge could read", float(len(errors)), high=0, detail=errors[0]))
     return checks
+
+
+def _perceived(quality: Quality, absent: Mapping[str, str]) -> list[Check]:
+    found = quality.distill_mos
+    if not found:
+        return [missing(GROUP, "Distill-MOS", absent.get("distillmos", "not asked"))]
+    return [
+        check("Distill-MOS, mean", found["mean"], low=LEAST_DISTILL_MOS),
+        check("Distill-MOS, lowest tenth", found["p10"], low=LEAST_DISTILL_MOS_TENTH),
+    ]
 
 
 def _distortion(quality: Quality, absent: Mapping[str, str]) -> list[Check]:

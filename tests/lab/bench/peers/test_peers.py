@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import tarfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
 from nightingale_lab import environments
 from nightingale_lab.bench.peers import client, install, measure_peers, worker
-from nightingale_lab.bench.peers.peer_list import PEERS, Peer
+from nightingale_lab.bench.peers.peer_list import PEERS, DownloadedArchive, Peer
 from nightingale_lab.bench.speed.bench_run import BenchPlan, new_result
 from nightingale_lab.bench.speed.load import run_load
 from nightingale_lab.bench.speed.request import time_request
@@ -90,6 +92,31 @@ def test_an_environment_is_made_once_and_again_when_its_recipe_changes(
     assert len(made) == 1
     install.install(replace(PARROT, environment=Environment(packages=("seed==2",))), tmp_path / "home")
     assert len(made) == 2
+
+
+def test_only_an_archive_with_a_missing_file_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "voices.tar"
+    with tarfile.open(archive, "w") as made:
+        for name in ("a.bin", "b.bin"):
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(name)
+            made.addfile(member, io.BytesIO(name.encode()))
+    monkeypatch.setattr(install, "make", lambda *_, **__: Path("python"))
+    members = {"package/a.bin": "a.bin", "package/b.bin": "b.bin"}
+    peer = replace(PARROT, downloads=(DownloadedArchive(url=archive.as_uri(), members=members),))
+    home = tmp_path / "home"
+    home.mkdir()
+    fetched: list[str] = []
+    for _ in range(2):
+        install.install(peer, home, fetched.append)
+    assert (home / "share" / "b.bin").read_bytes() == b"b.bin"
+    assert len(fetched) == 1
+    (home / "share" / "a.bin").unlink()
+    install.install(peer, home, fetched.append)
+    assert (home / "share" / "a.bin").read_bytes() == b"a.bin"
+    assert len(fetched) == 2
 
 
 def test_pip_that_fails_says_what_it_said_and_leaves_nothing_installed(

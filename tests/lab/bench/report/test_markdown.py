@@ -90,11 +90,16 @@ def test_speed_and_quality_stand_on_one_row_and_peers_have_their_own() -> None:
         "peers": [{"who": "hibari"}],
         **SIGNED,
     }
-    facts = {"wer": {"tiny": 0.031, "moonshine": 0.04}, "dnsmos": {"ovrl": 3.21}, "cosine": 0.925}
+    facts = {
+        "wer": {"tiny": 0.031, "moonshine": 0.04},
+        "distill_mos": {"mean": 4.25},
+        "dnsmos": {"ovrl": 3.21},
+        "cosine": 0.925,
+    }
     verify = {"model": "wren", "profile": "balanced", "facts": facts, "checks": [], **SIGNED}
     said = markdown.bench([bench], [verify])
     assert cells(said, "wren")[2:] == [
-        "120 ms", "150 ms", "0.25", "–", "3.1 %, 4.0 %", "3.21", "0.925",
+        "120 ms", "150 ms", "0.25", "–", "3.1 %, 4.0 %", "4.25", "3.21", "0.925",
     ]  # fmt: skip
     assert cells(said, "hibari")[4] == "0.02"
     assert "Nothing stored yet" in markdown.bench([], [])

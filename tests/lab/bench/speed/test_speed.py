@@ -238,6 +238,19 @@ def test_every_stage_is_compared_with_its_floor() -> None:
     assert all(one.row()["over_floor"] > 0 for one in found)
 
 
+def test_the_device_auto_is_that_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nightingale.backends import BACKENDS
+    from nightingale.backends.base import Machine
+    from nightingale_lab.random_models import random_model
+
+    gpu = Machine(device="cuda:0", name="a GPU that is not here", instructions="sm_90")
+    for backend in BACKENDS:
+        monkeypatch.setattr(backend, "probe", lambda device: gpu)
+    model = random_model("turbo", tokens=6, tiny=True).with_defaults(auto_devices=frozenset())
+    found = distances(model, "Hello.", "auto")
+    assert [one.stage for one in found] == ["t3 step", "flow", "vocoder"]
+
+
 def test_operations_of_a_product_are_counted() -> None:
     import torch
 

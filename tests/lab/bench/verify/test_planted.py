@@ -208,6 +208,8 @@ LAST_WORD_CUT = TEXT.removesuffix(" home.")
         (PlantedJudges(cosines=dict.fromkeys(range(6), 0.75)), "speaker cosine, mean"),
         (PlantedJudges(dnsmos={2: 1.9}), "DNSMOS overall, worst"),
         (PlantedJudges(dnsmos=dict.fromkeys(range(6), 2.7)), "DNSMOS overall, mean"),
+        (PlantedJudges(distill_mos={2: 2.0}), "Distill-MOS, lowest tenth"),
+        (PlantedJudges(distill_mos=dict.fromkeys(range(6), 3.9)), "Distill-MOS, mean"),
     ],
     ids=[
         "babble",
@@ -218,6 +220,8 @@ LAST_WORD_CUT = TEXT.removesuffix(" home.")
         "other voice",
         "one bad",
         "all bad",
+        "one unnatural",
+        "all unnatural",
     ],
 )
 def test_scores_of_the_judges_are_compared_with_their_bounds(
@@ -243,7 +247,7 @@ def test_without_judges_the_other_checks_run_and_the_missing_are_named(tmp_path:
     assert report.ok
     absent = [check for check in report.absent if check.group not in ("baseline", "voice")]
     assert {check.name for check in absent} == {
-        "word error rate, tiny", "word error rate, moonshine", "DNSMOS overall", "speaker cosine",
+        "word error rate, tiny", "word error rate, moonshine", "Distill-MOS", "DNSMOS overall", "speaker cosine",
         "numbers in no transcript",
     }  # fmt: skip
     assert all("make judges" in check.detail for check in absent)
@@ -295,12 +299,13 @@ def test_a_slower_and_lower_profile_is_caught_against_the_reference(tmp_path: Pa
         ),
         (PlantedJudges(profile="balanced", words={1: "nothing of the kind"}), "more clips not understood"),
         (PlantedJudges(profile="balanced", dnsmos=dict.fromkeys(range(6), 3.1)), "DNSMOS overall: fall"),
+        (PlantedJudges(profile="balanced", distill_mos=dict.fromkeys(range(6), 4.1)), "Distill-MOS: fall"),
         (
             PlantedJudges(profile="balanced", cosines=dict.fromkeys(range(6), 0.6)),
             "speaker cosine to the same clip",
         ),
     ],
-    ids=["words", "lost clip", "distortion", "voice"],
+    ids=["words", "lost clip", "distortion", "naturalness", "voice"],
 )
 def test_a_profile_that_got_worse_is_caught_against_the_reference(
     judges: PlantedJudges, caught: str, tmp_path: Path

@@ -1,1 +1,1 @@
-"""Kernels of the CPU backend, emitted as LLVM IR by Python (docs/internals/cpu-kernels.md)."""
+"""Kernels of the CPU backend, emitted as LLVM IR by Python (docs/internals/kernels.md)."""

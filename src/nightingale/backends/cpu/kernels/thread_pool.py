@@ -13,7 +13,7 @@ thread is thread 0. The others wait in `worker_loop`, where they spin for the ne
 park in Python.
 
 Why it is fast: a step of T3 is many short operations. Between two of them a thread waits by spinning on one
-cache line; neither Python nor the operating system is involved. docs/internals/cpu-kernels.md describes who
+cache line; neither Python nor the operating system is involved. docs/internals/kernels.md describes who
 writes which word, and with which memory ordering.
 """
 

@@ -5,7 +5,7 @@ tokens before it as context. Nothing is kept of a prompt between windows; the es
 time. That costs less than it seems: a GPU needs large batches to be fast, and with cached keys and values of a
 prompt (0.3 to 2.3 GB per voice) only utterances in one voice could share them, or blocks had to gather them. So any
 windows make a batch, a new voice costs nothing, and a window is exactly what the reference renders
-(dev/LOG.md has the numbers of both ways).
+(dev/log-archive.md has the numbers of both ways).
 
 The encoder runs in buckets of (windows, tokens), padded and masked; the estimator over packed rows
 (packed_estimator.py). Without Triton, library calls compute one window after the other.

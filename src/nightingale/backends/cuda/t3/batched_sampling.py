@@ -171,29 +171,6 @@ class DecodeState:
         self.sampled.add_(self.running)
         self.running.logical_and_(~(stopped | invalid | (self.sampled >= self.budget)))
 
-    def accept(self, drafted: Tensor, sampled: Tensor) -> Tensor:
-        """Append drafted tokens (n,) of the only slot up to the first that is not what was sampled there (n,).
-
-        The token before them has been appended. Returns how many were appended, (1,).
-        """
-        ahead = torch.arange(len(drafted), device=drafted.device)
-        continues = (drafted != STOP_SPEECH) & (self.sampled + ahead + 1 < self.budget)
-        running = torch.cat([self.running, continues])  # after the token before them, and after each of them
-        right = (drafted == sampled) & (drafted >= 0)  # INVALID_LOGITS is no token
-        accepted = (right & running[:-1]).cumprod(dim=0)
-        count, kept = accepted.sum(dim=0, keepdim=True), accepted.bool()
-        self.recent.index_copy_(0, self.cursor + ahead, torch.where(kept, drafted, NO_TOKEN)[:, None])
-        self.cursor.add_(len(drafted))
-        seen = torch.zeros_like(self.seen, dtype=torch.int64)
-        seen.scatter_add_(1, drafted.clamp(min=0)[None], accepted[None])
-        self.seen.logical_or_(seen)
-        self.sampled.add_(count)
-        # `append` has cached one position for the token before; the last token of an utterance is not cached.
-        self.lengths.add_(count).add_(self.running, alpha=-1)
-        self.running.copy_(running.gather(0, count))
-        self.lengths.add_(self.running)
-        return count
-
 
 def needs_sorting(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1

@@ -24,7 +24,6 @@ from nightingale.backends.cuda import graphs
 from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3 import batched_sampling
 from nightingale.backends.cuda.t3.batched_sampling import (
-    INVALID_LOGITS,
     NO_TOKEN,
     DecodeState,
     SamplerOrder,
@@ -32,11 +31,8 @@ from nightingale.backends.cuda.t3.batched_sampling import (
 )
 from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.backends.cuda.t3.packed_weights import KVCaches
-from nightingale.backends.cuda.t3.speculative_step import SpeculativeStep
 from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, compiling_ahead
 from nightingale.errors import MemoryFull
-from nightingale.models.chatterbox.t3.config import STOP_SPEECH
-from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache
 from nightingale.types import Sampling
@@ -45,7 +41,6 @@ PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
 COMMON_TEXTS, COMMON_TOKENS = (40, 70, 100, 140, 200), 250
 """Text ids of a sentence, and speech tokens of a long one."""
-NOT_DRAFTED = (NO_TOKEN, INVALID_LOGITS, STOP_SPEECH)
 PREFILL_BATCHES = (1, 4)
 """Prompts of one length that are computed together."""
 
@@ -65,27 +60,18 @@ class DecodePlan:
     """For the Triton kernels; None is their own."""
     mode: graphs.GraphMode | None = None
     """None: graphs on a GPU, eager elsewhere."""
-    draft_tokens: int = 0
-    """Tokens that a draft head may propose in one step."""
 
 
 class PendingTokens(NamedTuple):
-    """Tokens (steps, slots) on their way to the host, or (steps · (1 + drafts), slots) of speculative steps."""
+    """Tokens (steps, slots) on their way to the host."""
 
     copy: graphs.HostCopy
     slots: int
-    drafts: int = 0
 
     def take(self) -> list[list[int]]:
         """Wait for the copy and return each slot's tokens; INVALID_LOGITS stands for one that failed."""
         rows = self.copy.take()[:, : self.slots].T.tolist()
         return [[token for token in row if token != NO_TOKEN] for row in rows]
-
-    def accepted(self) -> list[int]:
-        """Return how many drafted tokens each speculative step accepted, except those that began with the end."""
-        steps = self.copy.take()[:, 0].view(-1, 1 + self.drafts)
-        counts = (steps[:, 1:] != NO_TOKEN).sum(dim=1).tolist()
-        return [n for n, (first, *_) in zip(counts, steps.tolist(), strict=True) if first not in NOT_DRAFTED]
 
 
 class _Prompt(NamedTuple):
@@ -99,7 +85,7 @@ class DecodeLoop:
     """T3 with a KV cache of fixed size. Its tensors belong to the thread that calls it.
 
     t3: its weights are joined in place; order: of the sampler's steps; guided: whether a slot has two rows, for
-    classifier-free guidance; capacity: positions of each slot; draft: proposes tokens for a slot that is alone.
+    classifier-free guidance; capacity: positions of each slot.
     """
 
     @torch.no_grad()
@@ -111,31 +97,23 @@ class DecodeLoop:
         guided: bool,
         capacity: int,
         plan: DecodePlan,
-        draft: DraftHead | None = None,
     ) -> None:
         weight = t3.speech_head.weight
         self.t3, self.order, self.capacity = t3, order, capacity
         self.device, self.dtype = weight.device, weight.dtype
         self.rows = 2 if guided else 1
         self.plan = replace(plan, spans=(*(s for s in plan.spans if s < capacity), capacity))
-        self.drafts = plan.draft_tokens if draft is not None else 0
-        positions = capacity + self.drafts  # drafted tokens of the last step may lie behind the capacity
-        self.packed = PackedT3(t3, positions=positions, kernels=plan.kernels, tuning=plan.tuning)
-        slots, lines = plan.slots[-1], (1 + self.drafts) * max(plan.steps, graphs.WARMUP_RUNS)
+        self.packed = PackedT3(t3, positions=capacity, kernels=plan.kernels, tuning=plan.tuning)
+        slots, lines = plan.slots[-1], max(plan.steps, graphs.WARMUP_RUNS)
         self._caches = [
             (cache.keys, cache.values)
-            for cache in t3.new_kv_cache(rows=slots * self.rows, capacity=positions)
+            for cache in t3.new_kv_cache(rows=slots * self.rows, capacity=capacity)
             if isinstance(cache, DenseKVCache)
         ]
         self.kv_bytes = sum(tensor.nbytes for tensor in chain(*self._caches))
         self.state = DecodeState.empty(
             slots=slots, rows=self.rows, vocab=t3.config.speech_vocab, steps=lines, device=self.device
         )
-        self.speculation: SpeculativeStep | None = None
-        if draft is not None:
-            self.speculation = SpeculativeStep(
-                self.packed, draft, order=self.order, rows=self.rows, longest=self.drafts
-            )
         self._graphs: graphs.GraphCache[None] = graphs.GraphCache(self.device, plan.mode, reserved=True)
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
@@ -151,12 +129,8 @@ class DecodeLoop:
             with torch.inference_mode(), self._state_preserved(), compiling_ahead() as possible:
                 for slots in (self.plan.slots[0], self.plan.slots[-1]) if possible else ():
                     self._step(*self._views(slots, self.plan.spans[0]), sorting)
-                for drafts in range(1, self.drafts + 1) if possible else ():
-                    self._speculate(drafts, sorting)
         for span in self.plan.spans:
             self._step_graph(self.plan.slots[0], span, sorting)
-        for drafts in range(1, self.drafts + 1):
-            self._speculative_graph(drafts, sorting)
 
     def captures(self) -> Iterator[Callable[[], object]]:
         """Yield functions that capture the graphs of many utterances, for prompts and sentences as they are common.
@@ -178,7 +152,7 @@ class DecodeLoop:
         """Take a prompt (rows, time, width) for a slot; the next step samples its first token."""
         length, table = prompt.shape[1], self.t3.config.learned_positions
         padded = self._padded(length)
-        limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1 - self.drafts)
+        limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1)
         if length + budget > limit or padded > self.capacity:
             raise MemoryFull(
                 "the utterance does not fit its KV cache",
@@ -206,34 +180,23 @@ class DecodeLoop:
             self.state.start([one.start for one in prompts])
 
     @torch.inference_mode()
-    def launch(self, steps: int, drafts: int = 0) -> PendingTokens:
-        """Launch decode steps for every slot in use.
-
-        drafts: tokens that each step drafts and verifies, if slot 0 is the only one in use. The first step of an
-        utterance drafts from the hidden states of the one before: it accepts nothing, and gives one token.
-        """
+    def launch(self, steps: int) -> PendingTokens:
+        """Launch decode steps for every slot in use."""
         graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
         self.compute_prompts()
-        count, slots = steps * (1 + drafts), max(self._slots) + 1
         sorting = any(sorts for _, sorts in self._slots.values())
-        if drafts:
-            assert self.speculation is not None
-            assert slots == 1, "drafts are for an utterance that is alone"
-            self.speculation.set_sampling(self.state.first(1))
-            step = self._speculative_graph(drafts, sorting)
-        else:
-            slots = graphs.bucket_for(slots, self.plan.slots, what="utterances")
-            longest = max(length for length, _ in self._slots.values()) + steps
-            span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
-            step = self._step_graph(slots, span, sorting)
+        slots = graphs.bucket_for(max(self._slots) + 1, self.plan.slots, what="utterances")
+        longest = max(length for length, _ in self._slots.values()) + steps
+        span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
+        step = self._step_graph(slots, span, sorting)
         self.state.cursor.zero_()
         for _ in range(steps):
             step()
         self._slots = {
-            slot: (min(length + count, self.capacity), sorts) for slot, (length, sorts) in self._slots.items()
+            slot: (min(length + steps, self.capacity), sorts) for slot, (length, sorts) in self._slots.items()
         }
         # `recent` is overwritten by the next launch, which runs on the same stream, so after the copy.
-        return PendingTokens(graphs.HostCopy(self.state.recent[:count]), slots, drafts)
+        return PendingTokens(graphs.HostCopy(self.state.recent[:steps]), slots)
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -311,19 +274,6 @@ class DecodeLoop:
             self.packed.kernels.retry(capture)
         return self._graphs[size]
 
-    def _speculative_graph(self, drafts: int, sorting: bool) -> graphs.GraphedFunction[None]:
-        size = ("draft", drafts, sorting)
-        if size not in self._graphs:
-
-            def capture() -> None:
-                name = f"T3 step with {drafts} drafted, {self.packed.kernels.name}"
-                name += ", sorting" if sorting else ""
-                with self._state_preserved():
-                    self._graphs.capture(size, name, lambda: self._speculate(drafts, sorting), {})
-
-            self.packed.kernels.retry(capture)
-        return self._graphs[size]
-
     def _views(self, slots: int, span: int) -> tuple[DecodeState, KVCaches]:
         """Return the state and the caches of the first slots, and of so many positions."""
         rows = slots * self.rows
@@ -333,11 +283,6 @@ class DecodeLoop:
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
         x, lengths = self.packed.sample(state, order=self.order, sorting=sorting)
         self.packed.step(x, caches, lengths, out=state.logits.flatten(0, 1))
-
-    def _speculate(self, drafts: int, sorting: bool) -> None:
-        assert self.speculation is not None
-        # Of all positions: the kernels read those that are cached, and only library calls take longer.
-        self.speculation(*self._views(1, self.capacity + self.drafts), drafts, sorting)
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:

@@ -18,7 +18,6 @@ from nightingale.backends.cuda.t3 import t3_kernels as kernels
 from nightingale.backends.cuda.t3.packed_weights import KVCaches, LayerWeights, Linear, RotationTable
 from nightingale.backends.cuda.t3.t3_kernels import LAYER_NORM, MAX_ROWS, RMS_NORM, linear
 from nightingale.backends.cuda.triton_support import Tuning, supports_pdl
-from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 
 
@@ -33,7 +32,7 @@ def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
 
 
 class FusedStep:
-    """The layers, final norm and head of T3 for a few tokens of each row. A GPT-2 has no rotation table."""
+    """The layers, final norm and head of T3 for one token of each row. A GPT-2 has no rotation table."""
 
     def __init__(
         self, t3: T3, layers: Sequence[LayerWeights], rotation: RotationTable | None, tuning: Tuning | None
@@ -53,12 +52,10 @@ class FusedStep:
         lengths: Tensor,
         *,
         out: Tensor,
-        hidden: list[Tensor] | None = None,
     ) -> None:
-        """Write logits (n, vocab) float32 after x (n, width), which may be overwritten, to `out`.
+        """Write logits (rows, vocab) float32 after x (rows, width), which may be overwritten, to `out`.
 
-        x: the tokens of each row, in order, from position `lengths` (rows,) on; hidden: gets the inputs of the layers
-        that a draft head reads, and of the final norm, (n, width) each.
+        x: the token of each row, at position `lengths` (rows,).
         """
         lengths = lengths.contiguous()  # those of one guided slot are one number, expanded
         few = len(x) <= MAX_ROWS
@@ -68,15 +65,8 @@ class FusedStep:
             "lengths": lengths,
             "pdl": self.tuning.pdl and few,
         }
-        taps = () if hidden is None else tapped_layers(len(self._layers))
-        for n, (w, (keys, values)) in enumerate(
-            zip(self._folded if few else self._layers, caches, strict=True)
-        ):
-            if hidden is not None and n in taps:
-                hidden += [x if few else x.clone()] * taps.count(n)
+        for w, (keys, values) in zip(self._folded if few else self._layers, caches, strict=True):
             x = layer(x, w, partial(kernels.attend, keys=keys, values=values, **shared))
-        if hidden is not None:
-            hidden.append(x)
         if few:
             self._linear(x, self._head, norm=self._norm, out=out)
             return

@@ -18,7 +18,6 @@ from nightingale.backends.cuda.t3.batched_sampling import DecodeState, SamplerOr
 from nightingale.backends.cuda.t3.packed_weights import KVCaches, pack_weights
 from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels, Tuning
 from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
-from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotate, rotations
 
@@ -63,19 +62,13 @@ class PackedT3:
         """Embed one token of each row: all (rows,); position: after the start token."""
         return self._add_positions(self.t3.embed_speech_at(tokens, position), lengths)
 
-    def sample(
-        self, state: DecodeState, *, order: SamplerOrder, sorting: bool, absolute: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Sample the next token of each slot and append it; return the embedding and the length of each row.
-
-        absolute: add GPT-2's position embeddings.
-        """
+    def sample(self, state: DecodeState, *, order: SamplerOrder, sorting: bool) -> tuple[Tensor, Tensor]:
+        """Sample the next token of each slot and append it; return the embedding and the length of each row."""
         if self.kernels.loaded is not None:
             from nightingale.backends.cuda.t3 import sampling_kernels as kernels
 
             drawn = kernels.draw(state, order=order, cuts=sorting)
-            positions = self.position_embeddings if absolute else None
-            return kernels.append(self.t3, drawn, state, positions, order=order)
+            return kernels.append(self.t3, drawn, state, self.position_embeddings, order=order)
         logits = batched_sampling.apply_guidance(state.logits, state.cfg_weight)
         processed = batched_sampling.process_logits(logits, state, order=order, sorting=sorting)
         tokens = batched_sampling.sample(processed, state)
@@ -88,16 +81,7 @@ class PackedT3:
         # A slot that has stopped writes to the same position again, which is never read.
         state.lengths.add_(state.running)
         x = self.t3.embed_speech_at(per_row(tokens), per_row(state.sampled))
-        return self._add_positions(x, lengths) if absolute else x, lengths
-
-    def accept(self, state: DecodeState, drafted: Tensor, sampled: Tensor, *, count: Tensor) -> None:
-        """Append drafted tokens as `DecodeState.accept` does; write how many to `count` (1,)."""
-        if self.kernels.loaded is None:
-            count.copy_(state.accept(drafted, sampled))
-        else:
-            from nightingale.backends.cuda.t3 import sampling_kernels
-
-            sampling_kernels.accept(state, drafted, sampled, count)
+        return self._add_positions(x, lengths), lengths
 
     def step(self, x: Tensor, caches: KVCaches, lengths: Tensor, *, out: Tensor) -> None:
         """Decode one embedded token of each row, (rows, width), which may be overwritten.
@@ -105,44 +89,20 @@ class PackedT3:
         caches: views of the positions that are attended to, which are written at `lengths` (rows,), those
         cached before; out: the logits after the token, (rows, vocab) float32, contiguous.
         """
-        self._pass(x[:, None], caches, lengths, out, None)
-
-    def verify(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Decode several tokens of each row, (rows, tokens, width), in one pass. x may be overwritten.
-
-        Return the logits after each, (rows, tokens, vocab), and what a draft head reads there, (rows, tokens,
-        (1 + TAPS) · width).
-        """
-        if self.position_embeddings is not None:
-            positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
-            # A drafted token may lie behind the end of the table.
-            x = self._add_positions(x, positions.clamp(max=len(self.position_embeddings) - 1))
-        vocab, hidden = self.t3.config.speech_vocab, list[Tensor]()
-        out = torch.empty(len(x) * x.shape[1], vocab, dtype=torch.float32, device=x.device)
-        self._pass(x, caches, lengths, out, hidden)
-        *taps, final = (part.view_as(x) for part in hidden)
-        fused = self.kernels.loaded
-        final = self._final_norm(final) if fused is None else fused.norm(self._final_norm, final)
-        return out.view(*x.shape[:2], vocab), torch.cat([final, *taps], dim=-1)
-
-    def _pass(
-        self, x: Tensor, caches: KVCaches, lengths: Tensor, out: Tensor, hidden: list[Tensor] | None
-    ) -> None:
-        """Write the logits (rows · tokens, vocab) after x (rows, tokens, width) to `out`."""
         if self.kernels.loaded is not None:
-            self.kernels.loaded(x.flatten(0, 1), caches, lengths, out=out, hidden=hidden)
+            self.kernels.loaded(x, caches, lengths, out=out)
             return
-        rows = torch.arange(len(x), device=x.device)[:, None]
-        positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
-        masked = torch.arange(caches[0][0].shape[2], device=x.device) > positions[..., None]
-        mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None]
+        rows = torch.arange(len(x), device=x.device)
+        masked = torch.arange(caches[0][0].shape[2], device=x.device) > lengths[:, None]
+        mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None, None]
 
         def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            keys[rows, :, positions] = k.transpose(1, 2)
-            values[rows, :, positions] = v.transpose(1, 2)
+            keys[rows, :, lengths] = k[:, :, 0]
+            values[rows, :, lengths] = v[:, :, 0]
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
-        out.copy_(self._logits(self._layers(x, positions, caches, attend, hidden)).flatten(0, 1))
+        hidden = self._layers(x[:, None], lengths[:, None], caches, attend)
+        out.copy_(self._logits(hidden[:, 0]))
 
     def prefill(self, x: Tensor, last: Tensor, caches: KVCaches, rows: Tensor) -> Tensor:
         """Fill the caches' `rows` with prompts (rows, time, width); return the logits after `last` (rows,).
@@ -161,25 +121,12 @@ class PackedT3:
         x = self._layers(self._add_positions(x, positions), positions, caches, attend)
         return self._logits(x[torch.arange(len(x), device=x.device), last])
 
-    def _layers(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        caches: KVCaches,
-        attend: Attention,
-        hidden: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Apply all layers to x (rows, time, width) at positions (rows or 1, time).
-
-        hidden: gets the inputs of the layers that a draft head reads, and of the final norm.
-        """
-        taps = () if hidden is None else tapped_layers(len(self.layers))
+    def _layers(self, x: Tensor, positions: Tensor, caches: KVCaches, attend: Attention) -> Tensor:
+        """Apply all layers to x (rows, time, width) at positions (rows or 1, time)."""
         fused = self.kernels.loaded
         norm = nn.Module.__call__ if fused is None else fused.norm
         heads, rotation = self.t3.config.backbone.heads, self._rotation(positions, x.dtype)
-        for n, (w, (keys, values)) in enumerate(zip(self.layers, caches, strict=True)):
-            if hidden is not None:
-                hidden += [x] * taps.count(n)
+        for w, (keys, values) in zip(self.layers, caches, strict=True):
             qkv = F.linear(norm(w.norm_1, x), *w.qkv).view(*x.shape[:2], 3, heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             if rotation is not None:
@@ -192,8 +139,6 @@ class PackedT3:
                 gate, up = inner.chunk(2, dim=-1)
                 inner = F.silu(gate) * up
             x = x + F.linear(inner, *w.down)
-        if hidden is not None:
-            hidden.append(x)
         return x
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

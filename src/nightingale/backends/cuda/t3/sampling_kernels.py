@@ -3,7 +3,6 @@
     _process_kernel  logits (slots, rows, vocab)   guidance, repetition penalty, temperature, top-k and top-p
     _draw_kernel     processed (slots, vocab)      min-p, and the best id of each part of the vocabulary
     _append_kernel   best ids (slots, parts)       the next token of each slot, its state and its embedding
-    _accept_kernel   drafted tokens (n,)           those that were sampled too are appended to the only slot
 
 The vocabulary is divided among programs, so that a step of one slot does not wait for one processor. Only top-k and
 top-p need all logits of a slot in one program. They do not sort: the lowest logit that is kept is found bit by bit,
@@ -208,41 +207,6 @@ def _append_kernel(
     for row in tl.static_range(ROWS):
         tl.store(out_ptr + (slot * ROWS + row) * WIDTH + at, x, mask=wide)
         tl.store(lengths_out_ptr + slot * ROWS + row, length)
-
-
-@triton.jit
-def _accept_kernel(
-    drafted_ptr, tokens_ptr, budget_ptr, seen_ptr, sampled_ptr, lengths_ptr, running_ptr, recent_ptr, cursor_ptr,
-    count_ptr, recent_stride, STOP: tl.constexpr, NONE: tl.constexpr, DRAFTS: tl.constexpr,
-):  # fmt: skip
-    """Do what `DecodeState.accept` does."""
-    running, cursor = tl.load(running_ptr).to(tl.int1), tl.load(cursor_ptr)
-    number, budget = tl.load(sampled_ptr), tl.load(budget_ptr)
-    length = tl.load(lengths_ptr) - running.to(tl.int64)
-    accepted, count = running, number * 0
-    for at in tl.static_range(DRAFTS):
-        token = tl.load(drafted_ptr + at)
-        accepted = accepted & (token == tl.load(tokens_ptr + at)) & (token >= 0)
-        tl.store(recent_ptr + (cursor + at) * recent_stride, tl.where(accepted, token, NONE))
-        tl.store(seen_ptr + token, True, mask=accepted)
-        count += accepted.to(tl.int64)
-        running = tl.where(accepted, (token != STOP) & (number + count < budget), running)
-        accepted = accepted & running
-    tl.store(count_ptr, count)
-    tl.store(cursor_ptr, cursor + DRAFTS)
-    tl.store(sampled_ptr, number + count)
-    tl.store(lengths_ptr, length + count + running.to(tl.int64))
-    tl.store(running_ptr, running)
-
-
-def accept(state: DecodeState, drafted: Tensor, sampled: Tensor, count: Tensor) -> None:
-    """Append drafted tokens as `DecodeState.accept` does; write how many to `count` (1,)."""
-    launch(
-        _accept_kernel, (1,),
-        drafted, sampled, state.budget, state.seen, state.sampled, state.lengths, state.running, state.recent,
-        state.cursor, count, state.recent.stride(0),
-        STOP=STOP_SPEECH, NONE=NO_TOKEN, DRAFTS=len(drafted), num_warps=1,
-    )  # fmt: skip
 
 
 class Drawn(NamedTuple):

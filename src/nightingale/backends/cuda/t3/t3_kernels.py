@@ -17,10 +17,9 @@ cache write, activation and sum is part of the kernel that reads the weights bes
 The scale of a norm is one number per row and is multiplied in after the product, so that weights are loaded
 before the row is known. Sums have a fixed order, so a seed gives the same tokens each time.
 
-`attend`: qkv (rows · tokens, 3 · heads · width); keys, values (rows, heads, span, width). One program is one
-head of one token: it rotates q and k, stores k and v after the row's cached positions, and attends to all
-positions up to there in blocks, with a running maximum (flash attention). If a row has several new tokens (a
-draft to verify), each program reads the new tokens before its own from qkv: other programs store them.
+`attend`: qkv (rows, 3 · heads · width); keys, values (rows, heads, span, width). One program is one head of one
+row: it rotates q and k, stores k and v after the row's cached positions, and attends to all positions up to
+there in blocks, with a running maximum (flash attention).
 
 PDL (programmatic dependent launch): the next kernel starts, and fetches its weights, while this one ends.
 Before its `gdc_wait` a kernel reads weights only, which never change, and writes nothing; after it, the
@@ -174,42 +173,29 @@ def _rotated(at_ptr, at, other, cos, sin, ROTATE: tl.constexpr):
 def _attend_kernel(
     qkv_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, lengths_ptr, out_ptr,
     row_stride, head_stride, scale,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rotate q and k of one head of one token, append k and v to the cache, and attend to all of it."""
-    token, head = tl.program_id(0), tl.program_id(1)
-    row, ahead = token // TOKENS, token % TOKENS
+    """Rotate q and k of one head of one row, append k and v to the cache, and attend to all of it."""
+    row, head = tl.program_id(0), tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     at = tl.arange(0, WIDTH)
     other = (at + WIDTH // 2) % WIDTH
     length = tl.load(lengths_ptr + row)
-    cos, sin = _rotation(cos_ptr, sin_ptr, length + ahead, at, WIDTH, ROTATE)
-    q_ptr = qkv_ptr + token * 3 * HEADS * WIDTH + head * WIDTH
+    cos, sin = _rotation(cos_ptr, sin_ptr, length, at, WIDTH, ROTATE)
+    q_ptr = qkv_ptr + row * 3 * HEADS * WIDTH + head * WIDTH
     q = _rotated(q_ptr, at, other, cos, sin, ROTATE).to(tl.float32) * scale
     k = _rotated(q_ptr + HEADS * WIDTH, at, other, cos, sin, ROTATE)
     v = tl.load(q_ptr + 2 * HEADS * WIDTH + at)
     base = row.to(tl.int64) * row_stride + head * head_stride
-    tl.store(keys_ptr + base + (length + ahead) * WIDTH + at, k)
-    tl.store(values_ptr + base + (length + ahead) * WIDTH + at, v)
+    tl.store(keys_ptr + base + length * WIDTH + at, k)
+    tl.store(values_ptr + base + length * WIDTH + at, v)
     # The new position first: it is in registers, and gives the running maximum a start.
     maximum = tl.sum(q * k.to(tl.float32), axis=0)
     weight = maximum * 0.0 + 1.0
     total = v.to(tl.float32)
-    if TOKENS > 1:
-        for earlier in range(ahead):
-            k_ptr = q_ptr + (earlier - ahead) * 3 * HEADS * WIDTH + HEADS * WIDTH
-            cos, sin = _rotation(cos_ptr, sin_ptr, length + earlier, at, WIDTH, ROTATE)
-            new_k = _rotated(k_ptr, at, other, cos, sin, ROTATE).to(tl.float32)
-            new_v = tl.load(k_ptr + HEADS * WIDTH + at).to(tl.float32)
-            score = tl.sum(q * new_k, axis=0)
-            higher = tl.maximum(maximum, score)
-            share, shrink = tl.exp(score - higher), tl.exp(maximum - higher)
-            weight = weight * shrink + share
-            total = total * shrink + new_v * share
-            maximum = higher
     for start in range(0, length, BLOCK):
         time = start + tl.arange(0, BLOCK)
         past = time[:, None] < length
@@ -224,9 +210,7 @@ def _attend_kernel(
         weight = weight * shrink + tl.sum(share, axis=0)
         total = total * shrink + tl.sum(past_v.to(tl.float32) * share[:, None], axis=0)
         maximum = higher
-    tl.store(
-        out_ptr + token * HEADS * WIDTH + head * WIDTH + at, (total / weight).to(out_ptr.dtype.element_ty)
-    )
+    tl.store(out_ptr + row * HEADS * WIDTH + head * WIDTH + at, (total / weight).to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -296,20 +280,19 @@ def attend(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Append new tokens of each row to the caches from `lengths` (rows,) on, attend, and return (rows · tokens,
-    width).
+    """Append the new token of each row to the caches at `lengths` (rows,), attend, and return (rows, width).
 
-    qkv: (rows · tokens, 3 · width); keys, values: (rows, heads, span, head width), of any row stride.
+    qkv: (rows, 3 · width); keys, values: (rows, heads, span, head width), of any row stride.
     """
-    (rows, heads, _, width), count = keys.shape, len(qkv)
+    rows, heads, _, width = keys.shape
     assert qkv.is_contiguous()
     assert lengths.is_contiguous()
-    out = torch.empty(count, heads * width, dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     cos, sin = rotation or (qkv, qkv)
     launch(
-        _attend_kernel, (count, heads),
+        _attend_kernel, (rows, heads),
         qkv, cos, sin, keys, values, lengths, out, keys.stride(0), keys.stride(1), width**-0.5,
-        HEADS=heads, WIDTH=width, TOKENS=count // rows, BLOCK=128, ROTATE=rotation is not None,
+        HEADS=heads, WIDTH=width, BLOCK=128, ROTATE=rotation is not None,
         num_warps=4, **_pdl(pdl),
     )  # fmt: skip
     return out

@@ -18,9 +18,7 @@ from nightingale.backends.mlx.t3.transformer import KVCaches, Precision, Transfo
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.decoding.attention_trace import AttentionTrace
 from nightingale.decoding.decoding import Prompt
-from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, START_SPEECH, T3Config
-
-PERCEIVER_HEADS = 4
+from nightingale.models.chatterbox.t3.config import PERCEIVER_HEADS, PERCEIVER_QUERIES, START_SPEECH, T3Config
 
 
 class PromptPerceiver:

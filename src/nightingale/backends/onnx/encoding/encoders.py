@@ -7,7 +7,7 @@ voice encoder.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,15 @@ from nightingale.backends.onnx.encoding.mel_fronts import flow_mel, token_mel, v
 from nightingale.backends.onnx.numpy_weights import Floats, encoder_weights
 from nightingale.backends.onnx.streaming_session import MASKED, create_session
 from nightingale.backends.shared.capability_checks import available_cores
-from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS
+from nightingale.models.chatterbox.encoders.config import (
+    FRAMES_PER_TOKEN,
+    FSQ_LEVELS,
+    FSQ_SCALE,
+    OVERLAP_FRAMES,
+    ROPE_THETA,
+    WINDOW_FRAMES,
+)
 from nightingale.types import Samples
-
-FSQ_SCALE: Final = 0.9990000128746033
-"""Keeps tanh below 1, so that rounding gives only -1, 0 and 1."""
-ROPE_THETA: Final = 10_000.0
-FRAMES_PER_TOKEN: Final = 4
-WINDOW_FRAMES: Final = 3000
-OVERLAP_FRAMES: Final = 400
-"""Clips over 30 s are read in windows of 30 s that overlap by 4 s."""
 
 
 class OnnxEncoders:

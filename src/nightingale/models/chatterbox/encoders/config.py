@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 FSQ_LEVELS = 3
 """Values that each digit of a speech code can have."""
+FSQ_SCALE = 0.9990000128746033
+"""Keeps tanh below 1, so that rounding gives only -1, 0 and 1."""
+ROPE_THETA = 10_000.0
+FRAMES_PER_TOKEN = 4
+WINDOW_FRAMES = 3000
+OVERLAP_FRAMES = 400
+"""Clips over 30 s are read in windows of 30 s that overlap by 4 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS, SpeechTokenizerConfig
+from nightingale.models.chatterbox.encoders.config import (
+    FRAMES_PER_TOKEN,
+    FSQ_LEVELS,
+    FSQ_SCALE,
+    OVERLAP_FRAMES,
+    ROPE_THETA,
+    WINDOW_FRAMES,
+    SpeechTokenizerConfig,
+)
 from nightingale.models.layers.mel import TokenMel
 from nightingale.models.layers.mel_config import TOKEN_MEL
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
-
-FSQ_SCALE = 0.9990000128746033
-"""Keeps tanh below 1, so that rounding gives only -1, 0 and 1."""
-ROPE_THETA = 10_000.0
-FRAMES_PER_TOKEN = 4
-WINDOW_FRAMES = 3000
-OVERLAP_FRAMES = 400
-"""Clips over 30 s are read in windows of 30 s that overlap by 4 s."""
 
 
 class SpeechTokenizer(nn.Module):

@@ -19,7 +19,7 @@ class HiftConfig:
     """Harmonics of the excitation, the fundamental included."""
     in_phase: bool = False
     """All harmonics start with phase zero, so that they add up to one pulse per period. Otherwise overtones have
-    random phases, of which a small vocoder made no use (dev/LOG.md)."""
+    random phases, of which a small vocoder made no use (dev/log-archive.md)."""
     sharpening: float = 0.0
     """The gain of the contrast between neighbouring mel bands, which a flow of few steps makes too small
     (sharpen.py)."""

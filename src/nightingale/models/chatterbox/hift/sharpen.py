@@ -1,7 +1,7 @@
 """Sharpening of the flow's mel, folded into the vocoder's first layer.
 
 A flow of two steps predicts the mean of possible mels, which between neighbouring bands is flatter than speech
-(dev/LOG.md). So a fraction of each band's difference from its neighbourhood is added to it. That is linear in
+(dev/log-archive.md). So a fraction of each band's difference from its neighbourhood is added to it. That is linear in
 the mel and costs nothing at run time. f0 is still predicted from the mel as it is, as in training.
 """
 

@@ -95,19 +95,15 @@ class LlamaBackbone(nn.Module):
             self.inverse = self._frequencies().to(self.inverse.device)
         return self
 
-    def forward(
-        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
-    ) -> Tensor:
-        return self.norm(self.first_layers(x, kv_caches, layer_inputs))
+    def forward(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
+        return self.norm(self.first_layers(x, kv_caches))
 
-    def first_layers(
-        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
-    ) -> Tensor:
+    def first_layers(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
         """Apply as many layers as there are KV caches; return the residual stream after them."""
         cos, sin = rotations(self.inverse, kv_caches[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
         rope = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
-        return _run(self.layers, x, kv_caches, layer_inputs, rope)
+        return _run(self.layers, x, kv_caches, rope)
 
 
 class Gpt2Linear(nn.Module):
@@ -168,29 +164,17 @@ class Gpt2Backbone(nn.Module):
         self.h = nn.ModuleList(Gpt2Layer(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=1e-5)
 
-    def forward(
-        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
-    ) -> Tensor:
-        return self.ln_f(self.first_layers(x, kv_caches, layer_inputs))
+    def forward(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
+        return self.ln_f(self.first_layers(x, kv_caches))
 
-    def first_layers(
-        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
-    ) -> Tensor:
+    def first_layers(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
         """Apply as many layers as there are KV caches; return the residual stream after them."""
         x = x + self.wpe(kv_caches[0].positions(x))
-        return _run(self.h, x, kv_caches, layer_inputs)
+        return _run(self.h, x, kv_caches)
 
 
-def _run(
-    layers: nn.ModuleList,
-    x: Tensor,
-    kv_caches: Sequence[KVCache],
-    layer_inputs: list[Tensor] | None,
-    *rope: Any,
-) -> Tensor:
-    """Apply the layers; append the input of each to `layer_inputs`, if given."""
+def _run(layers: nn.ModuleList, x: Tensor, kv_caches: Sequence[KVCache], *rope: Any) -> Tensor:
+    """Apply as many layers as there are KV caches."""
     for layer, kv_cache in zip(layers[: len(kv_caches)], kv_caches, strict=True):
-        if layer_inputs is not None:
-            layer_inputs.append(x)
         x = layer(x, *rope, kv_cache)
     return x

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, T3Config
+from nightingale.models.chatterbox.t3.config import PERCEIVER_HEADS, PERCEIVER_QUERIES, T3Config
 from nightingale.models.layers.attention import attention
-
-PERCEIVER_HEADS = 4
 
 
 class PerceiverAttention(nn.Module):

@@ -8,19 +8,11 @@ from nightingale.errors import TextTooLong
 
 START_SPEECH = 6561
 STOP_SPEECH = 6562
+PERCEIVER_HEADS = 4
 PERCEIVER_QUERIES = 32
 """Vectors that the perceiver compresses a speech prompt to."""
 UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
 """Weights that only training needs."""
-TAPS = 3
-"""Layers of T3 whose inputs a draft head reads, besides the final hidden state."""
-SPEECH_VOCAB_KEY = "speech_vocab"
-"""Metadata in the file of a draft head: the size of its T3's speech vocabulary."""
-
-
-def tapped_layers(layers: int) -> tuple[int, ...]:
-    """Return the indices of the layers whose inputs are read: at a third, at two thirds, and the last."""
-    return layers // 3, 2 * layers // 3, layers - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
-from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config, tapped_layers
+from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, lazy_zeros
 
 
@@ -103,12 +103,6 @@ class T3(nn.Module):
     def forward(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
         """Return the logits after each embedding: (rows, time, width) -> (rows, time, speech_vocab)."""
         return self.speech_head(self.tfmr(x, kv_caches))
-
-    def hidden_states(self, x: Tensor, kv_caches: Sequence[KVCache]) -> list[Tensor]:
-        """Return the final hidden states and the inputs of tapped layers, each (rows, time, width)."""
-        layer_inputs: list[Tensor] = []
-        final = self.tfmr(x, kv_caches, layer_inputs)
-        return [final, *(layer_inputs[layer] for layer in tapped_layers(len(layer_inputs)))]
 
     def next_logits(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
         """Return the logits after the last embedding only: (rows, speech_vocab)."""

@@ -1,4 +1,4 @@
-// The sliders. Only the controls that the model supports (GET /v1/models) are shown, within its ranges.
+// The controls that the model supports (GET /v1/models), within its ranges: sliders, and fields for the others.
 
 import { byId, element, storage } from "./dom.js";
 
@@ -25,8 +25,11 @@ export class Controls {
   show(model, saved = storage.get("controls", {})) {
     const offered = model.controls ?? DEFAULT_CONTROLS;
     this.#sliders.clear();
-    const names = Object.keys(KNOWN).filter((name) => name in offered);
-    byId("sliders").replaceChildren(...names.map((name) => this.#row(name, offered[name], saved[name])));
+    const row = (name) => this.#row(name, offered[name], saved[name]);
+    const others = Object.keys(offered).filter((name) => !(name in KNOWN));
+    byId("sliders").replaceChildren(...Object.keys(KNOWN).filter((name) => name in offered).map(row));
+    byId("other-controls").replaceChildren(...others.map(row));
+    byId("other-controls").parentElement.hidden = others.length === 0;
     byId("seed").value = saved.seed ?? "";
     this.#showLanguages(model.languages ?? [], saved.language);
     this.#changed();
@@ -36,7 +39,8 @@ export class Controls {
   get values() {
     const values = {};
     for (const [name, { input, initial }] of this.#sliders) {
-      if (Number(input.value) !== initial) values[name] = Number(input.value);
+      const isValid = input.value !== "" && input.checkValidity();
+      if (isValid && Number(input.value) !== initial) values[name] = Number(input.value);
     }
     const seed = byId("seed").value.trim();
     if (/^\d+$/.test(seed)) values.seed = Number(seed);
@@ -51,11 +55,16 @@ export class Controls {
   }
 
   #row(name, offer, saved) {
-    const { label, step, range, unit } = KNOWN[name];
+    const { label, step, range, unit } = KNOWN[name] ?? {
+      label: name.replaceAll("_", " "),
+      step: "any",
+      range: [offer.min, offer.max],
+    };
     const min = Math.max(offer.min, range[0]);
     const max = Math.min(offer.max, range[1]);
     const shown = element("output", { for: `control-${name}` });
-    const input = element("input", { type: "range", id: `control-${name}`, min, max, step });
+    const type = name in KNOWN ? "range" : "number";
+    const input = element("input", { type, id: `control-${name}`, min, max, step });
     input.addEventListener("input", () => this.#changed());
     input.value = offer.default; // the browser rounds it to a step
     const initial = Number(input.value);
@@ -63,7 +72,7 @@ export class Controls {
     this.#sliders.set(name, { input, initial, shown, unit });
     return element(
       "div",
-      { class: "slider" },
+      { class: type === "range" ? "slider" : "row" },
       element("label", { for: input.id }, label),
       shown,
       input,
@@ -82,7 +91,7 @@ export class Controls {
     for (const { input, shown, unit } of this.#sliders.values()) {
       const part = (input.value - input.min) / (input.max - input.min);
       input.style.setProperty("--filled", `${100 * part}%`);
-      shown.value = Number(input.value).toFixed(2) + unit;
+      if (input.type === "range") shown.value = Number(input.value).toFixed(2) + unit;
     }
     byId("reset-controls").hidden = Object.keys(this.values).length === 0;
     storage.set("controls", this.values);

@@ -4,15 +4,15 @@
 
 import { byId, copyText } from "./dom.js";
 
-const NUMBERS = ["speed", "temperature", "exaggeration", "cfg_weight", "seed"];
+const WORDS = ["voice", "text", "language"];
 
 /** The settings in a fragment such as #voice=emma&speed=1.2, or null if it has none. */
 export function readShared(fragment) {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const controls = {};
-  for (const name of NUMBERS) {
-    const value = Number(given.get(name) || NaN);
-    if (Number.isFinite(value)) controls[name] = value;
+  for (const [name, text] of given) {
+    const value = Number(text || NaN);
+    if (!WORDS.includes(name) && Number.isFinite(value)) controls[name] = value;
   }
   if (given.get("language")) controls.language = given.get("language");
   const shared = { voice: given.get("voice"), text: given.get("text"), controls };
@@ -37,7 +37,7 @@ export class Share {
     const { voice, controls, text } = this.describe();
     const named = new URLSearchParams();
     if (voice) named.set("voice", voice);
-    for (const name of [...NUMBERS, "language"]) if (name in controls) named.set(name, controls[name]);
+    for (const [name, value] of Object.entries(controls)) named.set(name, value);
     if (byId("share-text").checked && text) named.set("text", text);
     const url = new URL(document.baseURI);
     url.search = "";

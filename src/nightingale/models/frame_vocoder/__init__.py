@@ -1,0 +1,1 @@
+"""Wren's vocoder: mel frames to samples, at the rate of frames."""
