@@ -21,8 +21,7 @@ from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Choice, Plan, find_machine, select
 from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.build import UNUSED_BY_T3
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import UNUSED_BY_T3, new_vocoder
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
@@ -53,7 +52,7 @@ def upstream_networks(upstream: Any, preset: Preset, device: torch.device) -> Ne
     return Networks(
         t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
         flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
-        hift=load(lambda: Hift(preset.hift), vocoder, source=source).to(device),
+        vocoder=load(lambda: new_vocoder(preset.vocoder), vocoder, source=source).to(device),
     )
 
 

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import checkout  # noqa: F401
 import numpy as np
 import torch
+from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.onnx.embeddings import NumpyEmbeddings
 from nightingale.backends.onnx.numpy_weights import PackedWeights, flow_weights, hift_weights, t3_weights
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
-from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.torch.mel_stream import MelStream

@@ -12,12 +12,11 @@ from torch import nn
 from nightingale.backends.base import ModelInfo
 from nightingale.backends.torch.weights import in_memory
 from nightingale.engine.load import Model, load_noise
-from nightingale.models.chatterbox.build import VoiceEncoders
+from nightingale.models.chatterbox.build import Vocoder, VoiceEncoders, new_vocoder
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.hift.config import HiftConfig
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -52,7 +51,7 @@ TINY_PRESET = Preset(
         estimator_stage_blocks=1,
         meanflow=True,
     ),
-    hift=HiftConfig(base_channels=32, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16),
+    vocoder=HiftConfig(base_channels=32, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16),
     speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),
     voice_encoder=VoiceEncoderConfig(width=16, layers=1, embedding=16),
     xvector=None,
@@ -70,7 +69,7 @@ def load_tiny(preset: Preset = TINY_PRESET) -> Model:
             ModelInfo(name="noise", preset=preset, defaults=MODEL_DEFAULTS["noise"]),
             t3=seeded(T3(preset.t3), rng),
             flow=seeded(Flow(preset.flow), rng),
-            hift=seeded(Hift(preset.hift), rng),
+            vocoder=seeded(new_vocoder(preset.vocoder), rng),
             encoders=VoiceEncoders(
                 speech_tokenizer=seeded(SpeechTokenizer(preset.speech_tokenizer), rng),
                 voice_encoder=seeded(VoiceEncoder(preset.voice_encoder), rng),
@@ -85,17 +84,19 @@ def t3_of(model: Model) -> T3:
     return t3
 
 
-def s3gen_of(model: Model) -> tuple[Flow, Hift]:
-    pair: tuple[Flow, Hift] = model.source.shared("s3gen", _absent)
+def s3gen_of(model: Model) -> tuple[Flow, Vocoder]:
+    pair: tuple[Flow, Vocoder] = model.source.shared("s3gen", _absent)
     return pair
 
 
 def with_networks(
-    model: Model, *, t3: T3 | None = None, flow: Flow | None = None, hift: Hift | None = None
+    model: Model, *, t3: T3 | None = None, flow: Flow | None = None, vocoder: Vocoder | None = None
 ) -> Model:
     """Return the model with other networks."""
-    old_flow, old_hift = s3gen_of(model)
-    source = in_memory(model.info, t3=t3 or t3_of(model), flow=flow or old_flow, hift=hift or old_hift)
+    old_flow, old_vocoder = s3gen_of(model)
+    source = in_memory(
+        model.info, t3=t3 or t3_of(model), flow=flow or old_flow, vocoder=vocoder or old_vocoder
+    )
     return replace(model, source=source)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
-from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 
 WREN = PRESETS["wren"]
+TINY_VOCODER = FrameVocoderConfig(width=32, hidden=48, blocks=2, pitch_width=32)
+TINY_VOCODER_GRAPH = Path(__file__).parent / "backends" / "onnx" / "tiny_vocoder.onnx"
+"""What `vocoder_graph(TINY_VOCODER)` returns; tests/lab/train/test_graphs.py writes it if it is missing."""
 TINY = Preset(
     t3=replace(
         WREN.t3,
@@ -27,15 +31,7 @@ TINY = Preset(
         estimator_mid_stages=1,
         estimator_stage_blocks=1,
     ),
-    hift=HiftConfig(
-        base_channels=64,
-        resblock_kernels=(3,),
-        source_kernels=(3, 3, 3),
-        f0_channels=48,
-        harmonics=12,
-        in_phase=True,
-        causal=True,
-    ),
+    vocoder=TINY_VOCODER,
     speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),
     xvector=None,
 )

@@ -16,14 +16,15 @@ from safetensors.torch import save_file
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
 from nightingale.engine.load import Model
+from nightingale.models.chatterbox.build import Vocoder, new_vocoder
 from nightingale.models.chatterbox.hift.config import HiftConfig
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale.text.frontend import Frontend
 from nightingale.voices.voice import Voice
 
@@ -39,7 +40,7 @@ class Networks:
 
     t3: T3
     flow: Flow
-    hift: Hift
+    vocoder: Vocoder
 
 
 def tiny_preset(preset: Preset) -> Preset:
@@ -53,8 +54,13 @@ def tiny_preset(preset: Preset) -> Preset:
         encoder_width=32, encoder_heads=2, encoder_blocks=1, encoder_up_blocks=1, encoder_ffn=32,
         estimator_width=32, estimator_heads=1, estimator_mid_stages=1, estimator_stage_blocks=1,
     )  # fmt: skip
-    hift = HiftConfig(base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16)
-    return replace(preset, t3=replace(preset.t3, backbone=backbone, prompt_tokens=10), flow=flow, hift=hift)
+    vocoder: Any = (
+        FrameVocoderConfig(width=16, hidden=24, blocks=2, pitch_width=16)
+        if isinstance(preset.vocoder, FrameVocoderConfig)
+        else HiftConfig(base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16)
+    )
+    t3 = replace(preset.t3, backbone=backbone, prompt_tokens=10)
+    return replace(preset, t3=t3, flow=flow, vocoder=vocoder)
 
 
 def random_voice(preset: Preset, *, prompt_tokens: int = PROMPT_TOKENS, seed: int = 0) -> Voice:
@@ -90,13 +96,13 @@ def random_t3(
 def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Networks:
     """Return networks with random weights, made on the device. Control ids are never the most likely."""
     with torch.device(device):
-        t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
+        t3, flow, vocoder = T3(preset.t3), Flow(preset.flow), new_vocoder(preset.vocoder)
     with torch.no_grad():
         t3.speech_head.weight[:SPEECH_CODES] *= 10
         t3.speech_head.weight[SPEECH_CODES:] = 0
-    for network in (t3, flow, hift):
+    for network in (t3, flow, vocoder):
         network.to(device).eval().requires_grad_(False)
-    return Networks(t3=t3, flow=flow, hift=hift)
+    return Networks(t3=t3, flow=flow, vocoder=vocoder)
 
 
 def seeded_model(
@@ -104,14 +110,14 @@ def seeded_model(
 ) -> Model:
     """Return a model of a family whose weights are the same on every machine."""
     preset = tiny_preset(PRESETS[name]) if tiny else PRESETS[name]
-    t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
-    networks = Networks(t3=seeded(t3, seed), flow=seeded(flow, seed + 1), hift=seeded(hift, seed + 2))
+    t3, flow, vocoder = T3(preset.t3), Flow(preset.flow), new_vocoder(preset.vocoder)
+    networks = Networks(t3=seeded(t3, seed), flow=seeded(flow, seed + 1), vocoder=seeded(vocoder, seed + 2))
     with torch.no_grad():
         t3.speech_head.weight[SPEECH_CODES:] = 0
     digest = hashlib.sha256()
-    for weight in (*t3.parameters(), *flow.parameters(), *hift.parameters()):
+    for weight in (*t3.parameters(), *flow.parameters(), *vocoder.parameters()):
         digest.update(weight.numpy().tobytes())
-    for network in (t3, flow, hift):
+    for network in (t3, flow, vocoder):
         network.to(device)
     model = random_model(name, tokens=tokens, tiny=tiny, networks=networks, device=device)
     return replace(model, fingerprint=digest.hexdigest())
@@ -120,7 +126,7 @@ def seeded_model(
 def save_weights(networks: Networks, folder: Path, prefix: str = "") -> None:
     """Write `t3.safetensors` and `s3gen.safetensors` with the names that official files have."""
     s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
-    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
+    s3gen |= {f"mel2wav.{key}": value for key, value in networks.vocoder.state_dict().items()}
     save_file(networks.t3.state_dict(), folder / f"{prefix}t3.safetensors")
     save_file(s3gen, folder / f"{prefix}s3gen.safetensors")
 
@@ -188,7 +194,7 @@ def random_model(
     info = ModelInfo(name=name, preset=preset, defaults=defaults)
     if source is None:
         made = networks or random_networks(preset, device)
-        source = in_memory(info, t3=made.t3, flow=made.flow, hift=made.hift)
+        source = in_memory(info, t3=made.t3, flow=made.flow, vocoder=made.vocoder)
     voice = random_voice(preset, prompt_tokens=TINY_PROMPT_TOKENS if tiny else PROMPT_TOKENS)
     return Model(
         voice_family=voice.family,

@@ -20,7 +20,7 @@ from nightingale.backends.profiles import BALANCED, EXACT, Profile
 from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.backends.torch.runner import embed_prompt, generate
-from nightingale.backends.torch.sample_stream import SampleStream, render_samples
+from nightingale.backends.torch.sample_stream import open_sample_stream, render_samples
 from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
@@ -54,8 +54,8 @@ def setup_for(
 def networks_of(model: Model, device: str = "cpu") -> Networks:
     """Return the networks in float32. They are shared with engines, so no inference tensors are made."""
     with torch.inference_mode(False):
-        flow, hift = rendering_weights(model.source, device)
-        return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, hift=hift)
+        flow, vocoder = rendering_weights(model.source, device)
+        return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, vocoder=vocoder)
 
 
 def voice_of(model: Model, voice: Any = None) -> Voice:
@@ -179,7 +179,7 @@ def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None, device
 
 def samples_of(model: Model, mel: Tensor, *, seed: int, device: str = "cpu") -> Samples:
     """Return the vocoder's samples of a mel in one piece."""
-    return render_samples(networks_of(model, device).hift, mel, seed=seed)
+    return render_samples(networks_of(model, device).vocoder, mel, seed=seed)
 
 
 @torch.inference_mode()
@@ -196,7 +196,7 @@ def render_in_blocks(
     speaker, ids, networks = voice_of(model, voice), audible(ids), networks_of(model)
     prompt = prepare_prompt(networks.flow, speaker)
     mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=streaming, prompt=prompt)
-    sample_stream = SampleStream(networks.hift, seed=seed, streaming=streaming)
+    sample_stream = open_sample_stream(networks.vocoder, seed=seed, streaming=streaming)
     mels, chunks, at = [], [], 0
     for size in sizes or _growing_sizes():
         final = at + size >= len(ids)

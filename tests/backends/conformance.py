@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 from tiny_torch import TINY_PRESET, seeded
+from tiny_wren import TINY_VOCODER, TINY_VOCODER_GRAPH
 
 from nightingale.backends import BACKENDS, cpu
 from nightingale.backends.base import Backend, Decoder, Machine, ModelInfo, ModelSource, Role, Setup
@@ -24,15 +25,18 @@ from nightingale.backends.torch.weights import in_memory
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.engine.noise_model import NOISE
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import new_vocoder
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
+onnx_capabilities.VOCODER_GRAPHS[TINY_VOCODER] = TINY_VOCODER_GRAPH
 TOKENS, SLOTS = 24, 4
 FAMILIES = ("english", "multilingual", "turbo", "nano", "wren")
 CPU = Machine(device="cpu", name="cpu", instructions="")
@@ -110,12 +114,7 @@ def tiny_preset(family: str) -> Preset:
             alignment_heads=((1, 0), (0, 1)),
         ),
         flow=replace(TINY_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
-        hift=replace(
-            TINY_PRESET.hift,
-            causal=full.hift.causal,
-            in_phase=full.hift.in_phase,
-            harmonics=full.hift.harmonics,
-        ),
+        vocoder=TINY_VOCODER if isinstance(full.vocoder, FrameVocoderConfig) else TINY_PRESET.vocoder,
     )
 
 
@@ -131,12 +130,18 @@ def source_of(family: str) -> ModelSource:
     )
     rng = torch.Generator().manual_seed(7)
     with torch.random.fork_rng(devices=[]):
-        t3, flow, hift = (seeded(net, rng) for net in (T3(preset.t3), Flow(preset.flow), Hift(preset.hift)))
+        networks = T3(preset.t3), Flow(preset.flow), new_vocoder(preset.vocoder)
+        t3, flow, vocoder = (seeded(net, rng) for net in networks)
+    if isinstance(
+        vocoder, FrameVocoder
+    ):  # a steady pitch: another one would move the phase of all that follows
+        vocoder.pitch_predictor.classifier.weight.zero_()
+        vocoder.pitch_predictor.classifier.bias.fill_(151.3)
     for name, weight in t3.named_parameters():  # sharper attention, so that a wrong position is noticed
         if any(part in name for part in ("q_proj.w", "k_proj.w", "c_attn.w")):
             weight.data.mul_(3)
     info = ModelInfo(name=family, preset=preset, defaults=defaults)
-    return in_memory(info, t3=t3, flow=flow, hift=hift)
+    return in_memory(info, t3=t3, flow=flow, vocoder=vocoder)
 
 
 def setup_for(case: Case, family: str, profile: Profile) -> tuple[ModelSource, Setup]:

@@ -135,7 +135,7 @@ def test_logits_that_are_not_numbers_end_one_utterance(case: Case) -> None:
         broken = T3(t3.config).eval().requires_grad_(False)
     broken.load_state_dict(t3.state_dict())
     broken.speech_emb.weight.data[:] = float("nan")
-    source = in_memory(healthy.info, t3=broken, flow=flow, hift=hift)
+    source = in_memory(healthy.info, t3=broken, flow=flow, vocoder=hift)
     setup = Setup(profile=replace(PROFILES["balanced"], slots=SLOTS), machine=CPU, precision=case.precision)
     driver = Driver(source, case.object.open_decoder(source, setup))
     driver.errors.clear()

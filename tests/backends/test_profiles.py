@@ -65,8 +65,8 @@ def test_options_are_read_and_named() -> None:
         ("balanced+flow_steps=²", "flow_steps", "1 to 50"),
         ("balanced+first_block_tokens=4", "first_block_tokens", "5 to 32"),
         ("balanced+first_block_tokens=33", "first_block_tokens", "5 to 32"),
-        ("balanced+decoder=int3", "decoder", "int4, float32, int8, float16, int8-float16"),
-        ("balanced+renderer=int4", "renderer", "float32, int8, float16, int8-float16"),
+        ("balanced+decoder=int3", "decoder", "int4, float32, int8, float16"),
+        ("balanced+renderer=int4", "renderer", "float32, int8, float16"),
         ("defaults", "profile", "default, exact, balanced, fast"),
     ],
 )

@@ -167,13 +167,13 @@ def test_a_batch_equals_single_blocks(case: Case) -> None:
         assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
 
 
-@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "onnx", "mlx")], ids=str)
+@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "mlx")], ids=str)
 @pytest.mark.parametrize("family", ["multilingual", "turbo"])
 def test_whole_segments_equal_the_reference(case: Case, family: str) -> None:
     """Each way to render a segment whole is deterministic; in float32 it gives PyTorch's samples.
 
     A random vocoder turns a small error of the mel into another phase, so int8 is compared by mels
-    (onnx/test_whole_rendering.py, cpu/test_int8_networks.py).
+    (cpu/test_int8_networks.py).
     """
     (tokens,) = streams([TOKENS])
     reference = opened(Case("torch", "float32"), family, stream="segment")

@@ -19,7 +19,7 @@ from nightingale.backends.profiles import PROFILES
 from nightingale.backends.selection import Choice, Plan, for_model
 from nightingale.backends.torch.weights import in_memory
 from nightingale.engine.load import Model, load_noise
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import new_vocoder
 from nightingale.models.chatterbox.presets import TURBO
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import Gpt2Config
@@ -39,9 +39,9 @@ def small_turbo() -> Model:
     defaults = replace(MODEL_DEFAULTS["turbo"], max_new_tokens=40, tokens_per_text_id=None, guarded=False)
     rng = torch.Generator().manual_seed(3)
     with torch.random.fork_rng(devices=[]):
-        networks = [seeded(net, rng) for net in (T3(t3), Flow(preset.flow), Hift(preset.hift))]
+        networks = [seeded(net, rng) for net in (T3(t3), Flow(preset.flow), new_vocoder(preset.vocoder))]
     info = ModelInfo(name="turbo", preset=preset, defaults=defaults)
-    source = in_memory(info, **dict(zip(("t3", "flow", "hift"), networks, strict=True)))
+    source = in_memory(info, **dict(zip(("t3", "flow", "vocoder"), networks, strict=True)))
     return replace(load_noise(), source=source, notice=None, default_voice=voice_of(16))
 
 

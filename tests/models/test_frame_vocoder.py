@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.config import MAX_HARMONIC_HZ
 from nightingale.models.frame_vocoder.config import (
     BINS,
     BLOCK_TAPS,
@@ -18,11 +17,13 @@ from nightingale.models.frame_vocoder.config import (
     HOP_SAMPLES,
     LOOKAHEAD_FRAMES,
     MARGIN_SAMPLES,
+    MAX_HARMONIC_HZ,
     SILENT_LOG_MEL,
     WINDOW_SAMPLES,
     FrameVocoderConfig,
 )
-from nightingale.models.frame_vocoder.network import FrameVocoder, _bands_to_bins
+from nightingale.models.frame_vocoder.network import FrameVocoder
+from nightingale.models.frame_vocoder.transforms import bands_to_bins
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 SMALL = FrameVocoderConfig(width=16, hidden=24, blocks=2, pitch_width=8)
@@ -157,7 +158,7 @@ def test_all_harmonics_are_in_phase_at_the_start_of_a_cycle_and_none_is_unvoiced
 
 
 def test_bands_are_interpolated_to_bins() -> None:
-    matrix = _bands_to_bins(SMALL.mel_bands)
+    matrix = torch.from_numpy(bands_to_bins(SMALL.mel_bands))
     assert matrix.shape == (SMALL.mel_bands, BINS)
     torch.testing.assert_close(matrix.sum(0), torch.ones(BINS))
     assert matrix.min() >= 0

@@ -153,7 +153,7 @@ class Setup:
     profile: Profile
     machine: Machine
     precision: str
-    """float32, bfloat16, int8, or one that the backend names (`profiles.ONNX_PRECISIONS`)."""
+    """float32, bfloat16, int8, or one that the backend names (`profiles.PRECISIONS`)."""
     threads: int | None = None
     """CPU threads for this role; None leaves the choice to the backend."""
     voice: Voice | None = None

@@ -93,13 +93,11 @@ BALANCED: Final = Profile(
         # Only the flow's estimator: on wren's trained flow the mel differs by 0.1 dB from float32's.
         Preference("cuda", "bfloat16"),
         Preference("mlx", "float32"),
-        # Judged beside float32 on wren's 200 sentences (docs/wren.md); float16 is fast on ARM only.
-        Preference("onnx", "int8-float16", warn=False, models=("wren",)),
-        # With a warning, for wren only: the other models never have this renderer.
+        # Judged beside float32 on wren's 200 sentences (docs/wren.md). With a warning, for wren only: the other
+        # models never have this renderer.
         Preference("onnx", "int8", models=("wren",)),
         # Each network in int8 if its error with the loaded weights is small (docs/internals/kernels.md).
         Preference("cpu", "int8", warn=False, models=OFFICIAL),
-        Preference("onnx", "int8", warn=False, models=OFFICIAL),
         Preference("cpu", "float32", warn=False, models=OFFICIAL),
     ),
 )
@@ -117,12 +115,10 @@ FAST: Final = Profile(
         Preference("cuda", "bfloat16"),
         Preference("mlx", "float32"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
-        Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         Preference("onnx", "int8", warn=False, models=("wren",)),
         Preference("onnx", "float32", warn=False, models=("wren",)),
         Preference("cpu", "bfloat16", warn=False),
         Preference("cpu", "int8", warn=False),
-        Preference("onnx", "int8", warn=False, models=OFFICIAL),
         Preference("cpu", "float32", warn=False),
     ),
 )
@@ -190,16 +186,16 @@ def _first_block_tokens(value: str) -> int:
 
 
 def _preference(value: str) -> tuple[Preference, ...]:
-    if value not in ONNX_PRECISIONS:
-        raise _bad("unknown precision", value, ", ".join(ONNX_PRECISIONS), "renderer=float16")
+    if value not in PRECISIONS:
+        raise _bad("unknown precision", value, ", ".join(PRECISIONS), "renderer=float32")
     return Preference("mlx", value), Preference("onnx", value)
 
 
 def _decoder(value: str) -> tuple[Preference, ...]:
     if value == INT4:  # on a GPU, and where the kernels cannot run, as in the profile "fast"
         return (Preference("mlx", INT4), Preference("cpu", INT4), *FAST.decoder)
-    if value not in ONNX_PRECISIONS:
-        raise _bad("unknown precision", value, ", ".join((INT4, *ONNX_PRECISIONS)), "decoder=int8")
+    if value not in PRECISIONS:
+        raise _bad("unknown precision", value, ", ".join((INT4, *PRECISIONS)), "decoder=int8")
     return _preference(value)
 
 
@@ -222,8 +218,8 @@ def _bad(what: str, got: str, allowed: str, example: str) -> ConfigError:
 FLOW_STEPS: Final = range(1, 51)
 FIRST_BLOCK_TOKENS: Final = range(5, 33)
 """Fewer tokens would be less than the context that a bidirectional flow renders again with each block."""
-ONNX_PRECISIONS: Final = ("float32", "int8", "float16", "int8-float16")
-"""Precisions of the onnx backend. In a renderer, int8 is the flow's and float16 the vocoder's."""
+PRECISIONS: Final = ("float32", "int8", "float16")
+"""Precisions that can be asked for. MLX has all of them, and the onnx backend the first two."""
 INT4: Final = "int4"
 """A precision of the decoder: of MLX, and of the CPU backend for models with a GPT-2 backbone."""
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {

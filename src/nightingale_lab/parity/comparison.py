@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from nightingale.models.chatterbox.build import load_encoders, load_s3gen, load_t3
+from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.parity.stages import (
     cloning_stage,
@@ -53,8 +54,9 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     files = save_networks(family, roles, folder)
     preset = PRESETS[family.name]
     progress(f"{family.name}: loading ours from {folder}")
-    flow, hift = load_s3gen(preset, files["s3gen"])
-    ours = Networks(t3=load_t3(preset.t3, files["t3"]), flow=flow, hift=hift)
+    flow, vocoder = load_s3gen(preset, files["s3gen"])
+    assert isinstance(vocoder, Hift)
+    ours = Networks(t3=load_t3(preset.t3, files["t3"]), flow=flow, vocoder=vocoder)
     our_encoders = load_encoders(preset, files)
     rows = Rows(family.name)
     progress(f"{family.name}: encoders")
@@ -70,7 +72,7 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     progress(f"{family.name}: flow")
     mel = flow_stage.compare_networks(rows, theirs.s3gen, ours.flow)
     progress(f"{family.name}: vocoder")
-    vocoder_stage.compare(rows, theirs.s3gen, ours.hift, mel)
+    vocoder_stage.compare(rows, theirs.s3gen, vocoder, mel)
     progress(f"{family.name}: conversion")
     recording = conversion_stage.write_recording(folder)
     converted = conversion_stage.run_theirs(theirs, conds.gen, recording)

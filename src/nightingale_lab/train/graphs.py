@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import Dim
 
 from nightingale.backends.onnx.network_graph import NEW, WEIGHTS_FILE
+from nightingale.backends.onnx.protobuf import CONTRIB
 from nightingale.files import write_whole
 from nightingale.models.frame_vocoder.config import FRAME_SAMPLES, FrameVocoderConfig
 from nightingale.models.frame_vocoder.network import FrameVocoder
@@ -73,7 +74,30 @@ def vocoder_graph(config: FrameVocoderConfig) -> bytes:
         return False if any(value is not None and value.name in weights for value in node.inputs) else None
 
     optimizer.optimize_ir(program.model, should_fold=should_fold)
-    return _without_weights(program.model_proto, weights)
+    model = program.model_proto
+    _multiply_by_stored_weights(model, weights)
+    return _without_weights(model, weights)
+
+
+def _multiply_by_stored_weights(model: Any, weights: set[str]) -> None:
+    """Replace products with the transpose of a weight, of which ONNX Runtime would keep another copy."""
+    from onnx import helper
+
+    graph = model.graph
+    transposed = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose" and node.input[0] in weights
+    }
+    products = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in transposed]
+    for node in products:
+        node.op_type, node.domain = "FusedMatMul", CONTRIB
+        node.input[1] = transposed[node.input[1]]
+        node.attribute.append(helper.make_attribute("transB", 1))
+    used = {name for node in graph.node for name in node.input}
+    for node in [node for node in graph.node if node.output[0] in transposed.keys() - used]:
+        graph.node.remove(node)
+    model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
 
 def _without_weights(model: Any, weights: set[str]) -> bytes:

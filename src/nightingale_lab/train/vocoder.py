@@ -242,7 +242,6 @@ def _load_weights(net: FrameVocoder, weights: Path) -> None:
             "these are not the weights of a frame vocoder",
             got=f"{weights} with {', '.join(sorted(tensors)[:3])}, …",
             allowed=", ".join(sorted(net.state_dict())[:3]) + ", …",
-            fix="Start from dev/weights/frame_vocoder.safetensors: the vocoder in a packed wren is HiFT.",
         )
     net.load_state_dict(tensors)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.torch.mel_stream import MelStream
-from nightingale.backends.torch.sample_stream import SampleStream
+from nightingale.backends.torch.sample_stream import CrossfadedStream
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
@@ -45,6 +45,6 @@ def mel_of(flow: Flow) -> Tensor:
 
 def samples_of(hift: Hift) -> Tensor:
     """Return the samples of a random mel, streamed in two blocks."""
-    stream, mel = SampleStream(hift, seed=1, streaming=True), noise(80, 24)
+    stream, mel = CrossfadedStream(hift, seed=1), noise(80, 24)
     parts = [stream.push(mel[:, :10], final=False), stream.push(mel[:, 10:], final=True)]
     return torch.cat([torch.from_numpy(part) for part in parts])

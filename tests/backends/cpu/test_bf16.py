@@ -10,6 +10,7 @@ from backends.cpu.rendered import mel_of, rms_error, samples_of
 from tiny_torch import TINY_PRESET
 
 from nightingale.backends.cpu import bf16
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.weight_layout import pack_for_rendering
@@ -29,7 +30,9 @@ def flow() -> Flow:
 @pytest.fixture(scope="module")
 def hift() -> Hift:
     torch.manual_seed(1)
-    net = Hift(TINY_PRESET.hift).eval()
+    net = Hift(
+        HiftConfig(base_channels=32, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16)
+    ).eval()
     pack_for_rendering(net)
     return net
 

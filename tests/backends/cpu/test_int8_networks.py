@@ -40,6 +40,7 @@ from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.int8_blocks import block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.backends.torch.mel_stream import render_mel
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift, ResBlock, Snake
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, ResnetBlock
@@ -242,7 +243,13 @@ def flow() -> Flow:
 @pytest.fixture(scope="module")
 def hift() -> Hift:
     torch.manual_seed(1)
-    return Hift(WREN.hift).eval().requires_grad_(False)
+    return (
+        Hift(
+            HiftConfig(base_channels=256, resblock_kernels=(3, 7), source_kernels=(5, 5, 5), f0_channels=256)
+        )
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def test_an_int8_flow_is_close_to_float32(flow: Flow) -> None:

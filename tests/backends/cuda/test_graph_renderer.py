@@ -82,7 +82,7 @@ class WindowStream:
 @pytest.fixture(scope="module")
 def double(tiny_model: Model) -> Model:
     flow, hift = (copy.deepcopy(net).double() for net in s3gen_of(tiny_model))
-    return with_networks(tiny_model, flow=flow, hift=hift)
+    return with_networks(tiny_model, flow=flow, vocoder=hift)
 
 
 def engine(model: Model, *, tokens: int = 45, profile: Profile = SMALL, **roles: bool) -> TTS:

@@ -16,7 +16,7 @@ from nightingale.backends.cuda.bucketed_vocoder import (
     context_frames,
 )
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.torch.sample_stream import SampleStream, extrapolated_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import CrossfadedStream, extrapolated_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
@@ -39,7 +39,7 @@ def blocks(seed: int) -> list[Tensor]:
 
 
 def plain(hift: Hift, seed: int) -> list[np.ndarray]:
-    stream = SampleStream(hift, seed=seed, streaming=True)
+    stream = CrossfadedStream(hift, seed=seed)
     return [stream.push(mel, final=i == len(BLOCKS) - 1) for i, mel in enumerate(blocks(seed))]
 
 
@@ -57,7 +57,7 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
             [blocks(seed)[number] for seed in seeds],
             [final] * len(seeds),
             key=torch.tensor([int64_key(seed, "source") for seed in seeds]),
-            phase=torch.cat([harmonic_phase(hift.config, seed) for seed in seeds]),
+            phase=torch.cat([harmonic_phase(seed) for seed in seeds]),
         )
         for row, (window, after, crossfade) in enumerate(zip(before, states, crossfades, strict=True)):
             end = crossfade.end(480 * after.known, final=final)

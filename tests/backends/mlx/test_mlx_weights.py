@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 mx = pytest.importorskip("mlx.core")
 
 from backends.conformance import source_of  # noqa: E402
+from nightingale.models.chatterbox.hift.sharpen import sharpen_weights  # noqa: E402
 
 from nightingale import wren  # noqa: E402
 from nightingale.backends.base import ModelSource  # noqa: E402
@@ -25,7 +26,6 @@ from nightingale.backends.mlx.t3.transformer import Precision  # noqa: E402
 from nightingale.decoding import philox  # noqa: E402
 from nightingale.errors import CheckpointError  # noqa: E402
 from nightingale.models import checkpoint, compact  # noqa: E402
-from nightingale.models.chatterbox.hift.sharpen import sharpen_weights  # noqa: E402
 
 
 def saved(tmp_path: Path, changes: dict[str, torch.Tensor | None]) -> ModelSource:

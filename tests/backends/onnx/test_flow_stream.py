@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tiny_torch import seeded
-from tiny_wren import TINY
+from tiny_wren import TINY, TINY_VOCODER
 
 pytest.importorskip("onnxruntime")
 
@@ -20,11 +20,11 @@ from nightingale.backends.onnx.numpy_weights import flow_weights
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.weights import in_memory, rendering_weights
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.voices.voice import Voice
 
 BLOCKS = (10, 9, 18, 36, 64, 64, 5)
@@ -50,9 +50,10 @@ def tiny_source(noise_scale: float) -> ModelSource:
     )
     rng = torch.Generator().manual_seed(3)
     with torch.random.fork_rng(devices=[]):
-        t3, flow, hift = (seeded(net, rng) for net in (T3(preset.t3), Flow(preset.flow), Hift(preset.hift)))
+        networks = T3(preset.t3), Flow(preset.flow), FrameVocoder(TINY_VOCODER)
+        t3, flow, vocoder = (seeded(net, rng) for net in networks)
     info = ModelInfo(name="wren", preset=preset, defaults=MODEL_DEFAULTS["wren"])
-    return in_memory(info, t3=t3, flow=flow, hift=hift)
+    return in_memory(info, t3=t3, flow=flow, vocoder=vocoder)
 
 
 def network(source: ModelSource) -> FlowNetwork:

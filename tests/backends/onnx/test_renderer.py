@@ -1,4 +1,4 @@
-"""The renderer on ONNX Runtime: the reference's samples, batches, and short utterances."""
+"""The renderer on ONNX Runtime: the reference's samples, its pipeline, and short utterances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nightingale.backends.base import Block, ModelSource, Renderer, Setup
 from nightingale.backends.onnx.opening import open_renderer
 from nightingale.backends.onnx.renderer import OnnxRenderer
 from nightingale.backends.onnx.rendering.flow_stream import FlowStream
-from nightingale.backends.onnx.rendering.vocoder_stream import UpsampledPass, VocoderNetwork, VocoderStream
+from nightingale.backends.onnx.rendering.vocoder import VocoderStream
 from nightingale.backends.profiles import PROFILES
 from nightingale.backends.torch import TorchBackend
 from nightingale.types import Samples
@@ -24,10 +24,9 @@ from nightingale.types import Samples
 SETUP = Setup(profile=PROFILES["balanced"], machine=CPU, precision="float32")
 
 
-def opened(source: ModelSource, *, max_batch: int = 1) -> OnnxRenderer:
+def opened(source: ModelSource) -> OnnxRenderer:
     renderer = open_renderer(source, SETUP)
     assert isinstance(renderer, OnnxRenderer)
-    renderer.max_batch = max_batch
     return renderer
 
 
@@ -52,22 +51,18 @@ def test_the_pipeline_gives_the_samples_of_one_thread() -> None:
     renderer = opened(source)
     stream, samples = renderer.open(voice, seed=2), list[Samples]()
     (tokens,) = streams([70])
-    cuts = (10, 60)  # the last block has several passes
     blocks = [
         Block(stream=stream, tokens=tokens[:10], first=True, final=False, alone=True),
         Block(stream=stream, tokens=tokens[10:], first=False, final=True, alone=True),
     ]
     futures = [renderer.render([block]) for block in blocks]
-    flow, hift = renderer._network, renderer._hift
-    mels, vocoder = FlowStream(flow, voice, seed=2), VocoderStream(hift, seed=2)
-    for block, size in zip(blocks, cuts, strict=True):
-        assert len(block.tokens) == size
+    flow, mels = renderer._flow_network, FlowStream(renderer._flow_network, voice, seed=2)
+    vocoder = VocoderStream(renderer._vocoder_network, seed=2)
+    for block in blocks:
         ready = mels.next_block(block.tokens, final=block.final)
         assert ready is not None
         (mel,), (state,) = flow.render([ready])
-        taken = vocoder.next_mel(mels.finish(ready, mel, state), final=block.final)
-        assert taken is not None
-        samples += hift.render([vocoder], [taken], final=block.final)
+        samples.append(vocoder.push(mels.finish(ready, mel, state), final=block.final))
     for future, expected in zip(futures, samples, strict=True):
         assert np.array_equal(future.result()[0], expected)
     renderer.close()
@@ -77,15 +72,15 @@ def test_an_error_in_a_stage_ends_its_block_alone(monkeypatch: pytest.MonkeyPatc
     source, voice = tiny_source(1.0), voice_of(16)
     renderer = opened(source)
     (tokens,) = streams([60])
-    upsample, failed = VocoderNetwork.upsample, []
+    push, failed = VocoderStream.push, []
 
-    def once(self: VocoderNetwork, *arguments: Any) -> UpsampledPass:
+    def once(self: VocoderStream, mel: Any, *, final: bool) -> Samples:
         if not failed:
-            failed.append(arguments)
+            failed.append(self)
             raise RuntimeError("no pass")
-        return upsample(self, *arguments)
+        return push(self, mel, final=final)
 
-    monkeypatch.setattr(VocoderNetwork, "upsample", once)
+    monkeypatch.setattr(VocoderStream, "push", once)
     blocks = [
         Block(stream=renderer.open(voice, seed=n), tokens=tokens, first=True, final=True, alone=True)
         for n in range(2)
@@ -107,34 +102,7 @@ def test_short_utterances_have_all_their_samples(prompt_tokens: int, count: int)
         render(renderer, renderer.open(voice, seed=2), tokens, wanted=1) for renderer in (mine, theirs)
     )
     assert len(got) == 960 * count
-    # A vocoder with random weights amplifies rounding errors.
+    # A pitch that is rounded differently moves phases.
     assert np.sqrt(np.square(got - expected).mean()) < 1e-3
     mine.close()
     theirs.close()
-
-
-def test_a_batch_equals_single_blocks() -> None:
-    source, voice = tiny_source(1.0), voice_of(16)
-    renderer = opened(source, max_batch=3)
-    runs = list(streams([23, 23, 23]))
-    alone = [render(renderer, renderer.open(voice, seed=n), run, wanted=7) for n, run in enumerate(runs)]
-    opened_streams = [renderer.open(voice, seed=n) for n in range(3)]
-    left, chunks, first, final = runs, list[list[Samples]](), True, False
-    while not final:
-        cuts = [
-            s.next_cut(len(rest), finished=True, wanted=7)
-            for s, rest in zip(opened_streams, left, strict=True)
-        ]
-        cut = cuts[0]
-        assert cut is not None
-        assert len({stream.batch_key(cut) for stream in opened_streams}) == 1
-        blocks = [
-            Block(stream=s, tokens=rest[: cut.tokens], first=first, final=cut.final, alone=False)
-            for s, rest in zip(opened_streams, left, strict=True)
-        ]
-        chunks.append(renderer.render(blocks).result())
-        left, first, final = [rest[cut.tokens :] for rest in left], False, cut.final
-    for row, expected in enumerate(alone):
-        got = np.concatenate([samples[row] for samples in chunks])
-        assert np.abs(got - expected).max() < 1e-3
-    renderer.close()

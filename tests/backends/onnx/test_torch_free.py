@@ -18,11 +18,13 @@ from safetensors.numpy import load_file, save_file
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import OnnxBackend, capabilities, opening
-from nightingale.backends.onnx.numpy_weights import RowQuantized, dequantize, read_packed, sharpen
+from nightingale.backends.onnx.numpy_weights import RowQuantized, dequantize, read_packed
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.errors import CheckpointError
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 
 
 def info(name: str) -> ModelInfo:
@@ -112,7 +114,7 @@ def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
         read_packed(path)
 
 
-@pytest.mark.parametrize("missing", ["flow.encoder_proj.weight", "mel2wav.conv_post.bias"])
+@pytest.mark.parametrize("missing", ["flow.encoder_proj.weight", "mel2wav.head.bias"])
 def test_missing_weights_are_reported(missing: str, tmp_path: Path) -> None:
     tensors = load_file(wren.folder() / wren.FILES["s3gen"])
     kept = {name: value for name, value in tensors.items() if not name.startswith(missing)}
@@ -138,24 +140,11 @@ def test_quantized_rows_are_restored() -> None:
     np.testing.assert_array_equal(packed.rows([2, 0]), dequantize(packed)[[2, 0]])
 
 
-def test_sharpening_equals_pytorch() -> None:
-    import torch
-
-    from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
-
-    weight = np.random.default_rng(0).normal(size=(6, 20, 7)).astype(np.float32)
-    expected = sharpen_weights({"conv_pre.weight": torch.from_numpy(weight)}, 0.4)["conv_pre.weight"]
-    np.testing.assert_allclose(
-        sharpen({"conv_pre.weight": weight}, 0.4)["conv_pre.weight"], expected.numpy(), atol=1e-5
-    )
-    unchanged = sharpen({"conv_pre.weight": weight}, 0.0)
-    np.testing.assert_array_equal(unchanged["conv_pre.weight"], weight)
-
-
-def test_a_preset_without_block_causality_is_refused() -> None:
+def test_a_preset_without_graphs_is_refused() -> None:
     preset = PRESETS["wren"]
     two_sided = replace(preset, flow=replace(preset.flow, block_causal=False))
-    random_phase = replace(preset, hift=replace(preset.hift, in_phase=False))
-    for changed in (two_sided, random_phase):
+    official = replace(preset, vocoder=HiftConfig())
+    other_size = replace(preset, vocoder=FrameVocoderConfig(width=128))
+    for changed in (two_sided, official, other_size):
         model = replace(info("wren"), preset=changed)
         assert capabilities.renderer_unsupported_reason(model, setup()) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +35,7 @@ print(json.dumps({
 """
 
 
-RENDERER = "int8-float16" if platform.machine() in ("aarch64", "arm64") else "int8"
+RENDERER = "int8"
 """The precision of wren's flow and vocoder in the default profile."""
 
 

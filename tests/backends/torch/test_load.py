@@ -23,11 +23,11 @@ from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
 from nightingale.engine import load as load_module
+from nightingale.models.chatterbox.build import new_vocoder
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3 import config as t3_config
@@ -38,7 +38,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 ENGLISH = Preset(
     t3=replace(TINY_PRESET.t3, text_vocab=300, prompt_tokens=150, speaker_width=256),
     flow=replace(TINY_PRESET.flow, speaker_width=192, meanflow=False),
-    hift=TINY_PRESET.hift,
+    vocoder=TINY_PRESET.vocoder,
     speech_tokenizer=TINY_PRESET.speech_tokenizer,
     voice_encoder=VoiceEncoderConfig(width=16, layers=1, embedding=256),
     xvector=XVectorConfig(
@@ -90,7 +90,7 @@ def official(preset: Preset) -> dict[str, Tensors]:
             "t3": t3,
             "s3gen": {
                 **prefixed("flow.", weights(Flow(preset.flow))),
-                **prefixed("mel2wav.", weight_normed(weights(Hift(preset.hift)))),
+                **prefixed("mel2wav.", weight_normed(weights(new_vocoder(preset.vocoder)))),
                 **prefixed("tokenizer.", listener),
                 **prefixed("speaker_encoder.", weights(XVector(preset.xvector))),
             },
@@ -188,7 +188,7 @@ def test_what_is_loaded_is_what_was_written(english: dict[str, Tensors], tmp_pat
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         T3(ENGLISH.t3), SpeechTokenizer(ENGLISH.speech_tokenizer), Flow(ENGLISH.flow)
-        hift = Hift(ENGLISH.hift)
+        hift = new_vocoder(ENGLISH.vocoder)
     for name, t in vocoder.state_dict().items():
         assert torch.allclose(t, hift.state_dict()[name], rtol=1e-5, atol=1e-7), name
     loaded = [*t3.parameters(), *flow.parameters(), *vocoder.parameters()]
@@ -393,7 +393,7 @@ def test_packed_layers_give_the_same_tokens_from_file_and_from_memory(
     from_file = load_module.load_model(folder_of(tmp_path / "m", official(preset)), offline=True, options={})
     flow, hift = rendering_weights(from_file.source, "cpu")
     loaded = t3_weights(from_file.source, "cpu", "float32")
-    in_ram = replace(from_file, source=in_memory(from_file.info, t3=loaded, flow=flow, hift=hift))
+    in_ram = replace(from_file, source=in_memory(from_file.info, t3=loaded, flow=flow, vocoder=hift))
     with TTS.over(from_file, profile) as lean, TTS.over(in_ram, profile) as packed:
         assert lean.plan.decoder.backend.name == packed.plan.decoder.backend.name == "onnx"
         assert packed.say("Hello there.", seed=1).sha256 == lean.say("Hello there.", seed=1).sha256

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from nightingale.backends.base import Block
 from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS
@@ -16,7 +17,6 @@ from nightingale.backends.torch import opening
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.pipelined import PipelinedRenderer, share_cores
 from nightingale.backends.torch.renderer import TorchRenderer
-from nightingale.backends.torch.sample_stream import Excitation
 from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
 from nightingale.errors import EngineFault
@@ -66,11 +66,11 @@ def test_what_fails_in_the_other_thread_ends_that_request_alone(
 ) -> None:
     samples, failed = TorchRenderer.samples, []
 
-    def once(self: TorchRenderer, block: Block, excited: Excitation) -> Samples:
+    def once(self: TorchRenderer, block: Block, mel: Tensor) -> Samples:
         if not failed:
             failed.append(block)
             raise RuntimeError("no sound")
-        return samples(self, block, excited)
+        return samples(self, block, mel)
 
     monkeypatch.setattr(TorchRenderer, "samples", once)
     with pytest.raises(EngineFault, match="no sound"):

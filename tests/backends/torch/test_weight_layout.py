@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from parity import tiny
 from torch import Tensor, nn
 
+from nightingale.models.chatterbox.hift.config import HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.hift.hift_stream import HiftStream
 from nightingale.models.chatterbox.s3gen.estimator import gelu, mish
@@ -47,7 +48,7 @@ def packed(networks: Rendering) -> Rendering:
 def speakers() -> Rendering:
     return Rendering(
         flow=tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True))),
-        hift=tiny.fill(Hift(replace(tiny.TINY_HIFT, causal=True))),
+        hift=tiny.fill(Hift(tiny.TINY_HIFT)),
     )
 
 
@@ -76,7 +77,7 @@ def test_a_convolution_with_strides_is_left_alone() -> None:
 def test_a_transposed_convolution_by_products_is_that_convolution(
     taps: int, stride: int, columns: int
 ) -> None:
-    layer = UpsamplingConv1d(6, 4, taps, stride, causal=True).double().requires_grad_(False)
+    layer = UpsamplingConv1d(6, 4, taps, stride).double().requires_grad_(False)
     x = tiny.scatter((1, 6, columns), 1).double()
     expected = F.conv_transpose1d(x, layer.weight, stride=stride)
     layout.pack_for_rendering(layer)
@@ -122,7 +123,7 @@ def test_an_arranged_vocoder_gives_the_same_samples() -> None:
     noise = tiny.gaussian((12 * 480, 9), 3).double()
 
     def streamed(hift: Hift) -> Tensor:
-        phase = torch.zeros(1, hift.config.harmonics, 1)
+        phase = torch.zeros(1, HARMONICS, 1)
         stream = HiftStream(hift, phase=phase, noise=lambda at, count: noise[at : at + count])
         return torch.cat([stream.push(mel[..., :5], final=False), stream.push(mel[..., 5:], final=True)])
 

@@ -23,7 +23,7 @@ def test_a_recording_becomes_ids_and_faded_samples(tmp_path: Path) -> None:
     model = load_tiny()
     (flow, hift), voice = s3gen_of(model), model.default_voice
     assert voice is not None
-    networks = Networks(t3=t3_of(model), flow=flow, hift=hift)
+    networks = Networks(t3=t3_of(model), flow=flow, vocoder=hift)
     converted = conversion_stage.run_ours(networks, load_voice_encoders(model.source), voice, path)
     tokens = math.ceil(conversion_stage.SECONDS * 25)  # 25 a second, the last one begun
     assert len(converted.ids) == tokens

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab.train.tiny_training import VOCODER
 from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
 
@@ -22,7 +21,6 @@ from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.text.frontend import open_frontend
 from nightingale.types import Sampling
 from nightingale.voices import library
@@ -49,7 +47,7 @@ TEXT = "Hello there, this is the first sentence. And here is another one, spoken
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write random outputs of training: every network, a vocabulary, two voices."""
     folder = tmp_path_factory.mktemp("outputs")
-    with seeded(0):
+    with seeded(1):
         for part in PARTS:
             weights = {name: t.half().contiguous() for name, t in part.build(TINY).state_dict().items()}
             save_file(weights, folder / f"{part.source}.safetensors")
@@ -87,12 +85,12 @@ def test_the_files_are_those_the_package_looks_for(shipped: Path) -> None:
     assert {name.split(".")[0] for name in names} == {"flow", "mel2wav", "tokenizer"}
 
 
-def test_matrices_are_int8_and_the_vocoder_is_not(shipped: Path) -> None:
+def test_matrices_are_int8(shipped: Path) -> None:
     weights = load_file(shipped / "s3gen.safetensors")
     assert weights["flow.input_embedding.weight"].dtype == torch.int8
     assert weights["flow.input_embedding.weight.scale"].shape == (6561,)
-    sound = {t.dtype for name, t in weights.items() if name.startswith("mel2wav.") and ".f0" not in name}
-    assert sound == {torch.float16}
+    assert weights["mel2wav.head.weight"].dtype == torch.int8
+    assert weights["mel2wav.head.bias"].dtype == torch.float16
 
 
 def test_what_is_loaded_is_near_what_was_trained(outputs: Path, shipped: Path) -> None:
@@ -101,7 +99,7 @@ def test_what_is_loaded_is_near_what_was_trained(outputs: Path, shipped: Path) -
     for source, net in (
         ("t3", networks.t3),
         ("flow.refine", networks.flow),
-        ("vocoder", networks.hift),
+        ("vocoder", networks.vocoder),
         ("tokenizer", encoders.speech_tokenizer),
         ("voice_encoder", encoders.voice_encoder),
     ):
@@ -129,9 +127,12 @@ def test_some_networks_of_a_packed_model_are_replaced(outputs: Path, shipped: Pa
     with pytest.raises(ConfigError, match="tokenizer"):
         replace_networks(shipped, [outputs / "tokenizer.safetensors"], tmp_path / "other", TINY)
     assert not (tmp_path / "other").exists()
-    save_file(FrameVocoder(VOCODER).state_dict(), tmp_path / "vocoder.safetensors")
-    with pytest.raises(ConfigError, match="this wren has Hift"):
-        replace_networks(shipped, [tmp_path / "vocoder.safetensors"], tmp_path / "other", TINY)
+    save_file({"conv_pre.weight": torch.zeros(2)}, tmp_path / "vocoder.safetensors")
+    for share, error in ((1.0, CheckpointError), (0.5, ConfigError)):
+        with pytest.raises(error, match="FrameVocoder"):
+            replace_networks(
+                shipped, [tmp_path / "vocoder.safetensors"], tmp_path / "other", TINY, share=share
+            )
     assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="share"):
         replace_networks(shipped, [tmp_path / "flow.refine.safetensors"], tmp_path / "other", TINY, share=1.5)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
 
 from nightingale import wren
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import new_vocoder
 from nightingale_lab.train.__main__ import main
 from nightingale_lab.train.corpus import Corpus
 from nightingale_lab.train.loop import read_log
@@ -46,7 +46,7 @@ def test_the_stages_hand_over_to_one_another(ground: Path, capsys: pytest.Captur
     finally:
         torch.set_rng_state(state)
     with seeded(0):
-        vocoder = Hift(TINY.hift)
+        vocoder = new_vocoder(TINY.vocoder)
     save_file(vocoder.state_dict(), out / "vocoder.safetensors")
 
     parts = sorted(corpus.glob("part*"))

@@ -17,6 +17,7 @@ from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.models.layers.mel import FlowMel, spectrum
 from nightingale.models.layers.mel_config import FLOW_MEL
+from nightingale_lab.reference import load, networks_of
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler
 from nightingale_lab.train.loop import Schedule, read_log
 from nightingale_lab.train.vocoder import copy_synthesis, load_vocoder, train_vocoder
@@ -32,7 +33,6 @@ from nightingale_lab.train.vocoder_losses import (
 from nightingale_lab.train.vocoder_step import MEL_MARGIN, VocoderPlan, VocoderStage
 
 CPU = torch.device("cpu")
-WEIGHTS = Path(__file__).parents[3] / "dev" / "weights" / "frame_vocoder.safetensors"
 FRESH_LIMIT = 1.0
 """Mel distance."""
 TINY = VocoderPlan(
@@ -208,12 +208,13 @@ def test_a_fresh_network_starts_at_the_level_of_speech(bank: AudioBank) -> None:
 
 def test_weights_of_another_vocoder_are_refused(tmp_path: Path) -> None:
     save_file({"conv_pre.weight": torch.zeros(2)}, tmp_path / "vocoder.safetensors")
-    with pytest.raises(CheckpointError, match="HiFT"):
+    with pytest.raises(CheckpointError, match="frame vocoder"):
         load_vocoder(tmp_path / "vocoder.safetensors", CPU)
 
 
-def test_the_weights_in_the_repository_are_those_of_wrens_vocoder(bank: AudioBank) -> None:
-    net = load_vocoder(WEIGHTS, CPU)
+def test_wrens_vocoder_copies_a_recording(bank: AudioBank) -> None:
+    net = networks_of(load()).vocoder
+    assert isinstance(net, FrameVocoder)
     samples = torch.from_numpy(bank.audio[: 40 * HOP] / 32768.0).float()[None]
     rendered = copy_synthesis(net, samples)
     analysis = Analysis()

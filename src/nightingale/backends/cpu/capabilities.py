@@ -161,7 +161,7 @@ def vocoder_test_error() -> float:
 
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        block = ResBlock(16, 7, causal=False).requires_grad_(False)
+        block = ResBlock(16, 7).requires_grad_(False)
     for weight in block.parameters():
         if weight.dim() > 1:
             weight.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)

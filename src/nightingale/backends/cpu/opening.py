@@ -18,6 +18,7 @@ from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_cache_size import KVCacheSize
+from nightingale.models.chatterbox.build import Vocoder
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 
@@ -69,28 +70,40 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     return renderer_for(source, setup, flow, hift)
 
 
-def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
-    return bf16.bf16_flow(flow), bf16.bf16_vocoder(hift)
+def _to_bf16(flow: Flow, vocoder: Vocoder) -> tuple[Flow, Vocoder]:
+    return bf16.bf16_flow(flow), bf16.bf16_vocoder(vocoder) if isinstance(vocoder, Hift) else vocoder
 
 
-def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+def _to_int8(flow: Flow, vocoder: Vocoder) -> tuple[Flow, Vocoder]:
+    return _int8_flow(flow), _int8_vocoder(vocoder) if isinstance(vocoder, Hift) else vocoder
+
+
+def _int8_flow(flow: Flow) -> Flow:
+    """Return the flow in int8, or as it is if the error would be too large."""
     from nightingale.backends.cpu.int8_networks import int8_flow
-    from nightingale.backends.cpu.winograd_networks import int8_vocoder
 
-    rounded, rounded_hift = int8_flow(flow), int8_vocoder(hift)
+    rounded = int8_flow(flow)
     error = velocity_error(rounded, flow)
     if not error <= MAX_VELOCITY_ERROR:
         log.warning(
             "the flow is rendered in float32: in int8 its velocity would differ by %.0f %%", 100 * error
         )
-        rounded = flow
+        return flow
+    return rounded
+
+
+def _int8_vocoder(hift: Hift) -> Hift:
+    """Return HiFT in int8, or in float32 if the error would be too large."""
+    from nightingale.backends.cpu.winograd_networks import int8_vocoder, winograd_vocoder
+
+    rounded_hift = int8_vocoder(hift)
     error = spectrum_error(rounded_hift, hift)
     if not error <= MAX_SPECTRUM_ERROR:
         log.warning(
             "the vocoder computes in float32: in int8 its spectrum would differ by %.0f %%", 100 * error
         )
-        rounded_hift = _to_float32(flow, hift)[1]
-    return rounded, rounded_hift
+        return winograd_vocoder(hift)
+    return rounded_hift
 
 
 @torch.inference_mode()
@@ -114,7 +127,7 @@ def velocity_error(flow: Flow, reference: Flow) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-def _to_float32(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+def _to_float32(flow: Flow, vocoder: Vocoder) -> tuple[Flow, Vocoder]:
     from nightingale.backends.cpu.winograd_networks import winograd_vocoder
 
-    return flow, winograd_vocoder(hift)
+    return flow, winograd_vocoder(vocoder) if isinstance(vocoder, Hift) else vocoder

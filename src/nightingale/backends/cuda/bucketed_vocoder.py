@@ -30,7 +30,7 @@ from nightingale.backends.cuda.random import normal
 from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels
 from nightingale.backends.torch.sample_stream import extrapolated_frames
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE, NOISY_HARMONICS
+from nightingale.models.chatterbox.hift.config import HARMONICS, ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift
 from nightingale.models.chatterbox.hift.receptive_field import mel_span, source_span
 from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
@@ -101,8 +101,8 @@ class BucketedVocoder:
                 "frames": torch.full((batch,), frames),
                 "key": torch.zeros(batch, dtype=torch.int64),
                 "first_frame": torch.zeros(batch, dtype=torch.int64),
-                "phase": torch.zeros(batch, config.harmonics, 1),
-                "cycles": torch.zeros(batch, config.harmonics, 1, dtype=torch.float64),
+                "phase": torch.zeros(batch, HARMONICS, 1),
+                "cycles": torch.zeros(batch, HARMONICS, 1, dtype=torch.float64),
                 "anchor": torch.zeros(batch, dtype=torch.int64),
             }
             name = f"HiFT, {batch} of {frames} frames"
@@ -142,7 +142,7 @@ class BucketedVocoder:
         hift, bucket = self.hift, mel.shape[2]
         f0 = self._f0(mel, frames)
         noise = source_noise(key, first_frame, bucket)
-        turned = F.pad(_cycles(f0, hift.config.harmonics), (1, 0))  # before the first frame, and after each
+        turned = F.pad(_cycles(f0), (1, 0))  # before the first frame, and after each
         start = cycles - turned.gather(2, anchor[:, None, None].expand(-1, turned.shape[1], 1))
         source, _ = hift.m_source(f0, phase, noise, start)
         spectrum = self._stft(source[:, 0], frames)  # (batch, 120 · frames + 1, 18)
@@ -219,14 +219,14 @@ class BucketedVocoder:
 
 
 def source_noise(key: Tensor, first_frame: Tensor, frames: int) -> Tensor:
-    """Return the noise of the excitation, (batch, NOISY_HARMONICS, 480 · frames), by sample number."""
+    """Return the noise of the excitation, (batch, HARMONICS, 480 · frames), by sample number."""
     samples = CLOCKS.samples_per_frame
-    return normal(key, first_frame * samples, frames * samples, NOISY_HARMONICS)
+    return normal(key, first_frame * samples, frames * samples, HARMONICS)
 
 
-def _cycles(f0_hz: Tensor, harmonics: int) -> Tensor:
+def _cycles(f0_hz: Tensor) -> Tensor:
     """Return each harmonic's cycles after each frame, (batch, harmonics, frames), as in `Source`."""
-    harmonic = torch.arange(1, harmonics + 1, device=f0_hz.device, dtype=f0_hz.dtype)[None, :, None]
+    harmonic = torch.arange(1, HARMONICS + 1, device=f0_hz.device, dtype=f0_hz.dtype)[None, :, None]
     each = (f0_hz[:, None] * harmonic / CLOCKS.sample_rate_hz).double() * CLOCKS.samples_per_frame
     return each.cumsum(dim=-1)
 
@@ -339,7 +339,7 @@ class VocoderWindows:
             for mel, last in zip(known, final, strict=True)
         ]
         longest = max(row.shape[1] for row in rows)
-        zero = torch.zeros(self.vocoder.hift.config.harmonics, 1, dtype=torch.float64, device=device)
+        zero = torch.zeros(HARMONICS, 1, dtype=torch.float64, device=device)
         numbers = torch.tensor(
             [[row.shape[1], w.first, w.anchor] for row, w in zip(rows, windows, strict=True)]
         )

@@ -51,6 +51,7 @@ from nightingale.backends.torch.sample_stream import harmonic_phase
 from nightingale.backends.torch.weights import rendering_weights
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.lru import BytesLRU
+from nightingale.models.chatterbox.hift.config import HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -170,7 +171,7 @@ class CudaGraphRenderer:
     def open(self, voice: Voice, *, seed: int) -> CudaRenderStream:
         with self._on_stream():
             prompt = self._prompts.get(voice.content_hash, lambda: self._flow.prompt(voice))
-        phase = harmonic_phase(self._hift, seed)[0]
+        phase = harmonic_phase(seed)[0]
         stream = CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
         stream.first_block_tokens = self._first_block_tokens
         return stream
@@ -211,7 +212,7 @@ class CudaGraphRenderer:
         yield from self._flow.captures(FRAMES * prompt_tokens)
 
     def _render_silence(self, prompt: VoicePrompt, batch: int, tokens: int) -> None:
-        phase = torch.zeros(self._hift.harmonics, 1)
+        phase = torch.zeros(HARMONICS, 1)
         streams = [CudaRenderStream(prompt, seed=0, phase=phase, whole=self._whole) for _ in range(batch)]
         ids = [0] * (tokens + LOOKAHEAD_TOKENS)
         self.launch([Block(stream=one, tokens=ids, first=True, final=False, alone=False) for one in streams])
@@ -277,7 +278,9 @@ def _advance(stream: CudaRenderStream, rendered: FlowWindow, following: Window) 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder on the GPU, with graphs for the first audio of a request."""
-    renderer = CudaGraphRenderer(*rendering_weights(source, setup.machine.device), setup)
+    flow, hift = rendering_weights(source, setup.machine.device)
+    assert isinstance(hift, Hift)
+    renderer = CudaGraphRenderer(flow, hift, setup)
     renderer.check_kernels(setup.profile.smallest_block_tokens)
     if setup.voice is not None:
         renderer.warm_up(setup.voice, setup.profile.smallest_block_tokens)

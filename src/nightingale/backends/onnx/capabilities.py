@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from nightingale.backends.base import TORCH_MISSING, ModelInfo, Setup
+from nightingale.backends.base import ModelInfo, Setup
 from nightingale.backends.onnx.embeddings import torch_reason
-from nightingale.backends.profiles import ONNX_PRECISIONS
 from nightingale.backends.shared.capability_checks import (
     MIN_SPEEDUP,
     SMALL_MODEL_WEIGHTS,
@@ -26,8 +24,9 @@ from nightingale.backends.shared.capability_checks import (
 )
 from nightingale.backends.shared.int8_blocks import BLOCK_SIZES
 from nightingale.errors import memory_full
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
+from nightingale.wren import vocoder_graph
 
 PACKAGE: Final = "onnxruntime"
 MIN_VERSION: Final = (1, 23)
@@ -37,8 +36,10 @@ SMALL_PROBE: Final = ((1, 320), 2048)
 INT8_INSTRUCTIONS: Final = ("asimddp", "avx_vnni", "avx512_vnni")
 """Instructions, by Linux's names, with which small models are twice as fast in int8: nothing is measured."""
 LARGE_PROBE: Final = ((2, 1024), 4096)
-SEGMENT_PROBE: Final = ((512, 256), 1024)
 """Rows and inputs, and outputs of the products that are measured."""
+
+VOCODER_GRAPHS: Final[dict[Any, Path]] = {FrameVocoderConfig(): vocoder_graph()}
+"""The graph of each size of vocoder."""
 
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
@@ -55,46 +56,22 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
 
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why flow and vocoder cannot be run here, or None if they can."""
-    if setup.precision not in ONNX_PRECISIONS:
-        return f"it renders in {', '.join(ONNX_PRECISIONS)}, not in {setup.precision}"
-    if (
-        reason := _segments_reason(setup) if _is_official(model) else _blocks_reason(model, setup)
-    ) is not None:
+    if setup.precision not in ("float32", "int8"):
+        return f"it renders in float32 and int8, not in {setup.precision}"
+    if (reason := _shape_reason(model, setup) or package_reason()) is not None:
         return reason
-    if (reason := package_reason()) is not None:
-        return reason
-    parts = setup.precision.split("-")
-    if "float16" in parts and platform.machine() not in ("aarch64", "arm64"):
-        return "its convolutions in float16 are for ARM; elsewhere they are computed in float32"
-    if "int8" not in parts:
-        return None
-    return (
-        _slow_reason(*SEGMENT_PROBE, threads=available_cores())
-        if _is_official(model)
-        else _small_int8_reason()
-    )
+    return _small_int8_reason() if setup.precision == "int8" else None
 
 
-def _is_official(model: ModelInfo) -> bool:
-    """Return whether flow and vocoder look both ways, so that segments are rendered whole."""
-    flow, hift = model.preset.flow, model.preset.hift
-    return not (flow.block_causal or hift.causal or hift.in_phase) and hift.harmonics == NOISY_HARMONICS
-
-
-def _segments_reason(setup: Setup) -> str | None:
-    if setup.profile.in_blocks:
-        return "it renders segments of this model whole, not in blocks"
-    return TORCH_MISSING if find_spec("torch") is None else None
-
-
-def _blocks_reason(model: ModelInfo, setup: Setup) -> str | None:
-    flow, hift = model.preset.flow, model.preset.hift
+def _shape_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why the graphs do not fit the model's flow and vocoder."""
+    flow = model.preset.flow
     if not setup.profile.in_blocks and find_spec("torch") is not None:
         return "PyTorch renders segments whole, as upstream does"
     if not (flow.block_causal and flow.meanflow and setup.profile.flow_steps in (None, 2)):
         return "its flow has two steps and attends to earlier blocks only"
-    if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
-        return "its vocoder is causal and has harmonics in phase"
+    if model.preset.vocoder not in VOCODER_GRAPHS:
+        return "there is a graph for the vocoder of wren only"
     return None
 
 

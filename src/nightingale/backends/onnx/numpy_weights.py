@@ -21,7 +21,6 @@ from nightingale.errors import CheckpointError
 
 Floats = NDArray[np.float32]
 SCALE: Final = ".scale"
-NEIGHBOURHOOD_BANDS: Final = 5
 
 
 class RowQuantized(NamedTuple):
@@ -147,24 +146,6 @@ def quantize_blocks(weight: Floats | RowQuantized) -> BlockQuantized:
     return BlockQuantized(levels.astype(np.uint8), scales)
 
 
-def sharpen(weights: Mapping[str, Floats], amount: float) -> dict[str, Floats]:
-    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py).
-
-    Each band becomes x + amount · (x - mean of its neighbourhood).
-    """
-    first = "conv_pre.weight"
-    if not amount:
-        return dict(weights)
-    weight = weights[first]  # (channels, bands, taps)
-    bands, reach = weight.shape[1], NEIGHBOURHOOD_BANDS // 2
-    total = np.zeros((bands, weight.shape[0], weight.shape[2]), np.float32)
-    for offset in range(-reach, reach + 1):
-        np.add.at(total, np.clip(np.arange(bands) + offset, 0, bands - 1), weight.transpose(1, 0, 2))
-    mean = total.transpose(1, 0, 2) / np.float32(NEIGHBOURHOOD_BANDS)
-    sharpened = (weight + np.float32(amount) * (weight - mean)).astype(np.float32)
-    return {**weights, first: sharpened}
-
-
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
     if (networks := source.loaded("s3gen")) is not None:
@@ -172,11 +153,11 @@ def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     return read_packed(source.files["s3gen"], "flow.")
 
 
-def hift_weights(source: ModelSource) -> dict[str, Floats]:
+def vocoder_weights(source: ModelSource) -> dict[str, Floats]:
+    """Return the vocoder's tensors in float32."""
     if (networks := source.loaded("s3gen")) is not None:
         return network_weights(networks[1])
-    stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
-    return sharpen(stored, source.info.preset.hift.sharpening)
+    return unpack(read_packed(source.files["s3gen"], "mel2wav."))
 
 
 def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from nightingale.backends.base import Decoder, Encoders, ModelSource, Renderer, Setup
-from nightingale.backends.onnx.capabilities import package_reason
+from nightingale.backends.onnx.capabilities import VOCODER_GRAPHS, package_reason
 from nightingale.backends.onnx.embeddings import Embeddings, NumpyEmbeddings, torch_reason
 from nightingale.backends.onnx.numpy_weights import (
     fitting_weights,
     flow_weights,
-    hift_weights,
-    network_weights,
     t3_weights,
+    vocoder_weights,
 )
 from nightingale.backends.onnx.renderer import OnnxRenderer
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork
-from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
+from nightingale.backends.onnx.rendering.vocoder import VocoderNetwork
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.onnx.streaming_session import return_freed_memory
 from nightingale.backends.onnx.t3_graph import T3StepGraph
@@ -31,6 +31,7 @@ from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_cache_size import KVCacheSize
 from nightingale.errors import raising_memory_full
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 
 WORKING_BYTES: Final = 192 << 20
 """Address space for threads and activations, besides weights and KV caches."""
@@ -85,47 +86,24 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> OnnxRunner:
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    parts = setup.precision.split("-")
-    int8, float16 = "int8" in parts, "float16" in parts
-    if not source.info.preset.flow.block_causal:
-        return _open_segment_renderer(source, setup, int8=int8, float16=float16)
     preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
+    assert isinstance(preset.vocoder, FrameVocoderConfig)
+    graph = VOCODER_GRAPHS[preset.vocoder]
+    open_vocoder = partial(VocoderNetwork, preset.vocoder, graph=graph, threads=shares.vocoder)
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
         # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are
         # read here: this thread holds the lock of the source.
-        weights = flow_weights(source), hift_weights(source)
+        weights = flow_weights(source)
         with fitting_weights(source), ThreadPoolExecutor(max_workers=1) as pool:
-            hift = pool.submit(
-                VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder, float16=float16
-            )
-            return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
+            vocoder = pool.submit(open_vocoder, vocoder_weights(source))
+            int8 = setup.precision == "int8"
+            return FlowNetwork(preset.flow, weights, threads=shares.flow, int8=int8), vocoder.result()
 
     check_working_memory()
-    flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
+    flow, vocoder = source.shared(f"onnx-renderer/{setup.precision}", load)
     return_freed_memory()
-    return OnnxRenderer(flow, hift, shares)
-
-
-def _open_segment_renderer(source: ModelSource, setup: Setup, *, int8: bool, float16: bool) -> Renderer:
-    """Open the renderer of an official model, whose files PyTorch reads."""
-    from nightingale.backends.onnx.rendering.segment_flow import SegmentFlow
-    from nightingale.backends.onnx.segment_renderer import SegmentRenderer
-    from nightingale.backends.torch.weights import load_rendering
-
-    preset, threads, steps = source.info.preset, available_cores(), setup.profile.flow_steps
-
-    def load() -> SegmentRenderer:
-        flow, hift = (network_weights(network) for network in load_rendering(source))
-        return SegmentRenderer(
-            SegmentFlow(preset.flow, flow, threads=threads, int8=int8, steps=steps),
-            VocoderNetwork(preset.hift, hift, threads=threads, float16=float16),
-        )
-
-    check_working_memory()
-    renderer = source.shared(f"onnx-segments/{setup.precision}/{steps}", load)
-    return_freed_memory()
-    return renderer
+    return OnnxRenderer(flow, vocoder, shares)
 
 
 def open_encoders(source: ModelSource) -> Encoders | None:

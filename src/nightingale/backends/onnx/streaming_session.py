@@ -35,20 +35,32 @@ def create_session(graph: NetworkGraph | Path, threads: int) -> onnxruntime.Infe
 
     ONNX Runtime copies the weights of a graph into its own layout.
     """
+    options = session_options(threads, changing_shapes=not isinstance(graph, Path))
+    if isinstance(graph, Path):
+        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    names = list(graph.initializers)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(graph.initializers[name]) for name in names]
+    options.add_external_initializers(names, values)
+    return onnxruntime.InferenceSession(graph.model(), options, providers=["CPUExecutionProvider"])
+
+
+def session_options(threads: int, *, changing_shapes: bool = True) -> onnxruntime.SessionOptions:
+    """Return the options of all sessions.
+
+    Args:
+        threads: Of the session.
+        changing_shapes: Blocks have different lengths, so that no plan for memory is made.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     # Its threads wait for the next operation by spinning, but not for the next step: others need the cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if isinstance(graph, Path):
-        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    # Planning the reuse of buffers takes longer than all the rest: 314 instead of 133 ms for flow and vocoder.
-    options.enable_mem_reuse = False
-    options.enable_mem_pattern = False  # shapes differ from block to block
-    names = list(graph.initializers)
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(graph.initializers[name]) for name in names]
-    options.add_external_initializers(names, values)
-    return onnxruntime.InferenceSession(graph.model(), options, providers=["CPUExecutionProvider"])
+    if changing_shapes:
+        # Planning the reuse of buffers takes longer than all the rest of loading.
+        options.enable_mem_reuse = False
+        options.enable_mem_pattern = False
+    return options
 
 
 class Binding:

@@ -1,23 +1,18 @@
 """A renderer's stages in one thread each, so that two cores render one sentence.
 
-The next tokens, the mel of the latest block, the excitation of the one before and the samples of another one
-are independent of each other, so T3 and the stages run at the same time, each on its own share of the cores.
-After the flow a block may be rendered in parts, each of which enters a stage as soon as it has left the one
-before: so the stages run at the same time within the last block of a sentence too. The last bit of a product
-may depend on the number of threads, and the audio must not depend on timing. So the shares are fixed when the
-engine starts.
+The next tokens, the mel of the latest block and the samples of the one before are independent of each other, so T3,
+the flow and the vocoder run at the same time, each on its own share of the cores. The last bit of a product may depend
+on the number of threads, and the audio must not depend on timing. So the shares are fixed when the engine starts.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from nightingale.backends.base import BlockCut
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -27,7 +22,7 @@ Mels = TypeVar("Mels")
 
 
 class CoreShares(NamedTuple):
-    """Threads for each stage; those of the vocoder's two parts are equal."""
+    """Threads for each stage."""
 
     decoder: int
     flow: int
@@ -67,7 +62,6 @@ class RenderPipeline:
         self,
         shares: CoreShares,
         *,
-        vocoder_stages: int = 1,
         waits_for_first_mel: bool = False,
         on_start: Callable[[int], None] | None = None,
     ) -> None:
@@ -75,7 +69,6 @@ class RenderPipeline:
 
         Args:
             shares: The threads of each stage.
-            vocoder_stages: Stages after the excitation.
             waits_for_first_mel: T3 would delay the flow of a request's first block: do not return before it.
             on_start: Called in each stage's thread, with its number of threads.
         """
@@ -84,16 +77,15 @@ class RenderPipeline:
         self._two_cores, self._waits_for_first_mel = shares.vocoder == 1, waits_for_first_mel
         self._previous: Future[list[Samples]] | None = None
         self._turn, self._decoder_idle = threading.Condition(), True
-        vocoder = [(f"vocoder-{number}", shares.vocoder) for number in range(vocoder_stages)]
-        self._flow, self._excitation, *self._vocoder = (
+        self._flow, self._vocoder = (
             ThreadPoolExecutor(
                 max_workers=1,
                 thread_name_prefix=f"nightingale-{stage}",
                 initializer=None if on_start is None else partial(on_start, threads),
             )
-            for stage, threads in [("flow", shares.flow), ("excitation", shares.vocoder), *vocoder]
+            for stage, threads in (("flow", shares.flow), ("vocoder", shares.vocoder))
         )
-        for stage in (self._flow, self._excitation, *self._vocoder):
+        for stage in (self._flow, self._vocoder):
             stage.submit(int)  # now, because a thread that cannot be started later would lose its blocks
 
     def decoder_busy(self, busy: bool) -> None:
@@ -106,26 +98,20 @@ class RenderPipeline:
         return False
 
     def close(self) -> None:
-        for stage in (self._flow, self._excitation, *self._vocoder):
+        for stage in (self._flow, self._vocoder):
             stage.shutdown(wait=True, cancel_futures=True)
 
     def submit(
-        self,
-        mels: Callable[[], Mels],
-        excite: Callable[[Mels], Iterable[Any]],
-        synthesize: Sequence[Callable[[Any], Any]],
-        *,
-        first: bool,
+        self, mels: Callable[[], Mels], synthesize: Callable[[Mels], list[Samples]], *, first: bool
     ) -> Future[list[Samples]]:
         """Queue the stages of some blocks.
 
         Args:
             mels: The flow.
-            excite: Returns the parts of the blocks one after the other.
-            synthesize: What each stage of the vocoder makes of a part; the last one returns samples.
+            synthesize: The vocoder.
             first: They are the first of the only request, which waits for them.
         """
-        previous, samples = self._previous, Future[list[Samples]]()
+        previous = self._previous
 
         def render_mels() -> Mels:
             # The stages of a block run one after the other: on two cores, T3 and another block would delay it.
@@ -134,20 +120,8 @@ class RenderPipeline:
                     self._turn.wait_for(lambda: self._decoder_idle or previous.done())
             return mels()
 
-        def excite_parts() -> None:
-            parts: list[Future[list[Samples]]] = []
-            try:
-                for part in excite(rendered.result()):
-                    done: Future[Any] = self._vocoder[0].submit(synthesize[0], part)
-                    for stage, run in zip(self._vocoder[1:], synthesize[1:], strict=True):
-                        done = stage.submit(_after, done, run)
-                    parts.append(done)
-                self._vocoder[-1].submit(_join, parts, samples)
-            except BaseException as error:  # the caller gets it from the future
-                samples.set_exception(error)
-
         rendered = self._flow.submit(render_mels)
-        self._excitation.submit(excite_parts)
+        samples = self._vocoder.submit(lambda: synthesize(rendered.result()))
         self._previous = samples
         samples.add_done_callback(self._notify)
         if first and self._waits_for_first_mel:
@@ -158,16 +132,3 @@ class RenderPipeline:
     def _notify(self, _: Future[list[Samples]]) -> None:
         with self._turn:
             self._turn.notify_all()
-
-
-def _after(previous: Future[Any], run: Callable[[Any], Any]) -> Any:
-    return run(previous.result())
-
-
-def _join(parts: Sequence[Future[list[Samples]]], joined: Future[list[Samples]]) -> None:
-    """Concatenate the samples of finished parts, block by block."""
-    try:
-        rows = zip(*(part.result() for part in parts), strict=True)
-        joined.set_result([row[0] if len(row) == 1 else np.concatenate(row) for row in rows])
-    except BaseException as error:  # the caller gets it from the future
-        joined.set_exception(error)

@@ -1,4 +1,4 @@
-"""The PyTorch renderer in a pipeline of three threads (backends/shared/pipeline.py), for small models on a CPU.
+"""The PyTorch renderer in a pipeline of two threads (backends/shared/pipeline.py), for small models on a CPU.
 
 The products of a small model are too small to be shared by two threads: they cost more than in one thread and
 end no sooner. Only the last block of a request that runs alone is vocoded by all cores: T3 and the flow never
@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from nightingale.backends.base import Block
 from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, available_cores
 from nightingale.backends.shared.pipeline import CoreShares, RenderPipeline
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.renderer import TorchRenderer, TorchRenderStream
-from nightingale.backends.torch.sample_stream import Excitation
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
@@ -35,7 +35,7 @@ def share_cores(weights: int) -> CoreShares | None:
 
 
 class PipelinedRenderer(RenderPipeline):
-    """The reference renderer in three threads. Blocks are cut alike, so the audio is the same."""
+    """The reference renderer in two threads. Blocks are cut alike, so the audio is the same."""
 
     max_batch = 1
 
@@ -52,16 +52,15 @@ class PipelinedRenderer(RenderPipeline):
         self._renderer.mark_started(block)
         return self.submit(
             partial(self._renderer.mel, block),
-            lambda mel: [self._renderer.excite(block, mel)],
-            [partial(self._samples, block)],
+            partial(self._samples, block),
             first=block.first and block.alone,
         )
 
-    def _samples(self, block: Block, excitation: Excitation) -> list[Samples]:
+    def _samples(self, block: Block, mel: Tensor) -> list[Samples]:
         if not (block.final and block.alone):
-            return [self._renderer.samples(block, excitation)]
+            return [self._renderer.samples(block, mel)]
         use_threads(self.shares.last_block)
         try:
-            return [self._renderer.samples(block, excitation)]
+            return [self._renderer.samples(block, mel)]
         finally:
             use_threads(self.shares.vocoder)

@@ -13,9 +13,9 @@ from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.shared.pipeline import CutStream
 from nightingale.backends.shared.recorded_mel import RecordedMel
 from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
-from nightingale.backends.torch.sample_stream import Excitation, SampleStream
+from nightingale.backends.torch.sample_stream import SampleStream, open_sample_stream
 from nightingale.decoding.lru import BytesLRU
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import Vocoder
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -38,14 +38,14 @@ class TorchRenderStream(CutStream):
 
 
 class TorchRenderer:
-    """Render each block when it is submitted: `MelStream`, then `SampleStream`."""
+    """Render each block when it is submitted: `MelStream`, then a `SampleStream`."""
 
     max_batch = 1
     max_in_flight = 1
     decoder_threads: int | None = None
 
-    def __init__(self, flow: Flow, hift: Hift, *, streaming: bool) -> None:
-        self._flow, self._hift, self._streaming = flow, hift, streaming
+    def __init__(self, flow: Flow, vocoder: Vocoder, *, streaming: bool) -> None:
+        self._flow, self._vocoder, self._streaming = flow, vocoder, streaming
         self._prompts: BytesLRU[str, PromptState] = BytesLRU(PROMPT_CACHE_BYTES)
 
     def open(self, voice: Voice, *, seed: int) -> TorchRenderStream:
@@ -54,7 +54,7 @@ class TorchRenderer:
             prompt = self._prompts.get(voice.content_hash, lambda: prepare_prompt(self._flow, voice))
         return TorchRenderStream(
             MelStream(self._flow, voice, seed=seed, streaming=self._streaming, prompt=prompt),
-            SampleStream(self._hift, seed=seed, streaming=self._streaming),
+            open_sample_stream(self._vocoder, seed=seed, streaming=self._streaming),
             seed=seed,
         )
 
@@ -63,7 +63,7 @@ class TorchRenderer:
         rendered = []
         for block in blocks:
             self.mark_started(block)
-            rendered.append(self.samples(block, self.excite(block, self.mel(block))))
+            rendered.append(self.samples(block, self.mel(block)))
         future.set_result(rendered)
         return future
 
@@ -98,14 +98,8 @@ class TorchRenderer:
         missing = stream.recorded.missing(block, own.float().cpu().numpy().T, mel.shape[1])
         return mel + torch.from_numpy(missing.T).to(mel)
 
-    def excite(self, block: Block, mel: Tensor) -> Excitation:
+    def samples(self, block: Block, mel: Tensor) -> Samples:
         started = time.perf_counter()
-        excitation: Excitation = block.stream.samples.excite(mel, final=block.final)
-        block.record("vocoder", started)
-        return excitation
-
-    def samples(self, block: Block, excitation: Excitation) -> Samples:
-        started = time.perf_counter()
-        samples: Samples = block.stream.samples.render(excitation)
+        samples: Samples = block.stream.samples.push(mel, final=block.final)
         block.record("vocoder", started)
         return samples

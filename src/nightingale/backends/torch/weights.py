@@ -14,8 +14,7 @@ from torch import nn
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.devices import DTYPES
-from nightingale.models.chatterbox.build import VoiceEncoders, load_encoders, load_s3gen, load_t3
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.build import Vocoder, VoiceEncoders, load_encoders, load_s3gen, load_t3
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
@@ -23,10 +22,10 @@ from nightingale.models.layers.weight_layout import pack_for_rendering
 
 
 def in_memory(
-    info: ModelInfo, *, t3: T3, flow: Flow, hift: Hift, encoders: VoiceEncoders | None = None
+    info: ModelInfo, *, t3: T3, flow: Flow, vocoder: Vocoder, encoders: VoiceEncoders | None = None
 ) -> ModelSource:
     """Return the source of a model whose networks exist already."""
-    loaded: dict[str, Any] = {"t3": t3, "s3gen": (flow, hift)}
+    loaded: dict[str, Any] = {"t3": t3, "s3gen": (flow, vocoder)}
     if encoders is not None:
         loaded["encoders"] = encoders
     return ModelSource(info, {}, loaded=loaded)
@@ -55,33 +54,33 @@ def t3_weights(source: ModelSource, device: str, precision: str, *, owned: bool 
 def rendering_weights(
     source: ModelSource,
     device: str,
-    convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None,
+    convert: Callable[[Flow, Vocoder], tuple[Flow, Vocoder]] | None = None,
     key: str = "",
-) -> tuple[Flow, Hift]:
+) -> tuple[Flow, Vocoder]:
     """Return the flow and the vocoder in float32 on a device, or as `convert` makes them (under `key`).
 
     Conversion happens before the layout, so that weights are never held in both precisions.
     """
 
-    def make() -> tuple[Flow, Hift]:
-        flow, hift = (_on(net, device) for net in load_rendering(source))
+    def make() -> tuple[Flow, Vocoder]:
+        flow, vocoder = (_on(net, device) for net in load_rendering(source))
         if convert is not None:
-            flow, hift = convert(flow, hift)
+            flow, vocoder = convert(flow, vocoder)
         if device == "cpu":
             pack_for_rendering(flow)
-            pack_for_rendering(hift)
-        return flow, hift
+            pack_for_rendering(vocoder)
+        return flow, vocoder
 
     return source.shared(f"s3gen@{device}/{key}", make)
 
 
-def load_rendering(source: ModelSource) -> tuple[Flow, Hift]:
+def load_rendering(source: ModelSource) -> tuple[Flow, Vocoder]:
     """Return the flow and the vocoder in float32 as they are stored."""
     if (networks := source.loaded("s3gen")) is not None:
-        flow, hift = networks
-        return flow, hift
-    flow, hift = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
-    return flow.to(torch.float32), hift.to(torch.float32)
+        flow, vocoder = networks
+        return flow, vocoder
+    flow, vocoder = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+    return flow.to(torch.float32), vocoder.to(torch.float32)
 
 
 def load_voice_encoders(source: ModelSource) -> VoiceEncoders:

@@ -15,18 +15,21 @@ from torch import Tensor
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
+from nightingale.models.frame_vocoder.network import FrameVocoder
 
 COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
 """Buffers that some files contain; they are computed here."""
 
 
+Vocoder = Hift | FrameVocoder
 Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Converts stored tensors to the networks' tensors; official files need no conversion."""
 
@@ -45,13 +48,18 @@ def load_t3(config: T3Config, path: Path, unpack: Unpack = dict) -> T3:
     return load(lambda: T3(config), unpack(read_tensors(path)), source=path, unused=UNUSED_BY_T3)
 
 
-def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow, Hift]:
+def new_vocoder(config: HiftConfig | FrameVocoderConfig) -> Vocoder:
+    """Return the vocoder that a config describes, with fresh weights."""
+    return Hift(config) if isinstance(config, HiftConfig) else FrameVocoder(config)
+
+
+def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow, Vocoder]:
     """Load the flow and the vocoder, which share a file."""
     tensors = read_tensors(path)
-    vocoder = sharpen_weights(fold_weight_norm(unpack(part(tensors, "mel2wav."))), preset.hift.sharpening)
+    vocoder = fold_weight_norm(unpack(part(tensors, "mel2wav.")))
     return (
         load(lambda: Flow(preset.flow), unpack(part(tensors, "flow.")), source=path),
-        load(lambda: Hift(preset.hift), vocoder, source=path),
+        load(lambda: new_vocoder(preset.vocoder), vocoder, source=path),
     )
 
 

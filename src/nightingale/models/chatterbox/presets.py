@@ -14,6 +14,7 @@ from nightingale.models.chatterbox.encoders.config import (
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.t3 import config as t3
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Preset:
 
     t3: t3.T3Config
     flow: FlowConfig = FlowConfig()
-    hift: HiftConfig = HiftConfig()
+    vocoder: HiftConfig | FrameVocoderConfig = HiftConfig()
     speech_tokenizer: SpeechTokenizerConfig = SpeechTokenizerConfig()
     voice_encoder: VoiceEncoderConfig = VoiceEncoderConfig()
     xvector: XVectorConfig | None = XVectorConfig()
@@ -70,16 +71,7 @@ WREN: Final = Preset(
         # Trained as two steps from zeros (nightingale_lab/train/flow.py).
         noise_scale=0.0,
     ),
-    hift=HiftConfig(
-        base_channels=256,
-        resblock_kernels=(3, 7),
-        source_kernels=(5, 5, 5),
-        f0_channels=256,
-        harmonics=48,
-        in_phase=True,
-        sharpening=0.4,
-        causal=True,
-    ),
+    vocoder=FrameVocoderConfig(),
     speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4, memory_taps=5, attention_reach=6),
     xvector=None,
 )

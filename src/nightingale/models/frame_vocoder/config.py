@@ -33,6 +33,8 @@ PITCH_LAYERS: Final = 5
 PITCH_LAYER_TAPS: Final = 3
 BLOCK_TAPS: Final = 7
 VOICED_ABOVE_HZ: Final = 10.0
+MAX_HARMONIC_HZ: Final = 11_000.0
+"""Harmonics above it are left out; they would alias."""
 LOWEST_PITCH_HZ: Final = 40.0
 """The number of harmonics does not grow below it."""
 PHASE_UNITS: Final = 1 << 20
@@ -50,3 +52,21 @@ class FrameVocoderConfig:
     hidden: int = 768
     blocks: int = 7
     pitch_width: int = 256
+
+
+SILENT_STATES: Final = ("pitch0", "past_mel")
+"""The parts of the state that begin as `SILENT_LOG_MEL`; the others begin as zeros."""
+
+
+def state_shapes(config: FrameVocoderConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the name and the shape of one row of each tensor of the state, in the order of the forward pass."""
+    pitch_widths = [config.mel_bands] + [config.pitch_width] * (PITCH_LAYERS - 1)
+    return [
+        *((f"pitch{i}", (width, PITCH_LAYER_TAPS - 1)) for i, width in enumerate(pitch_widths)),
+        ("past_mel", (config.mel_bands, MEL_TAPS - 1)),
+        ("voicing", (2, PITCH_TAPS - 1)),
+        ("tone", (2,)),
+        ("past_noise", (WINDOW_SAMPLES - HOP_SAMPLES,)),
+        *((f"block{i}", (BLOCK_TAPS - 1, config.width)) for i in range(config.blocks)),
+        ("overlap", (WINDOW_SAMPLES - HOP_SAMPLES,)),
+    ]

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import MAX_HARMONIC_HZ
 from nightingale.models.frame_vocoder.config import (
     BINS,
     BLOCK_TAPS,
@@ -35,6 +34,7 @@ from nightingale.models.frame_vocoder.config import (
     LOOKAHEAD_FRAMES,
     LOWEST_PITCH_HZ,
     MARGIN_SAMPLES,
+    MAX_HARMONIC_HZ,
     MAX_LOG_MAGNITUDE,
     MEL_TAPS,
     PHASE_UNITS,
@@ -43,12 +43,14 @@ from nightingale.models.frame_vocoder.config import (
     PITCH_TAPS,
     SAMPLE_LIMIT,
     SILENT_LOG_MEL,
+    SILENT_STATES,
     STEPS_PER_FRAME,
     VOICED_ABOVE_HZ,
     WINDOW_SAMPLES,
     FrameVocoderConfig,
+    state_shapes,
 )
-from nightingale.models.layers.mel_config import FLOW_MEL, slaney_triangles
+from nightingale.models.frame_vocoder.transforms import matrices, noise_gain, tone_gain
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 PARTS = 5
@@ -133,35 +135,21 @@ class FrameVocoder(nn.Module):
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
         nn.init.normal_(self.tone_in.weight, std=0.05)
-        window, analysis, synthesis = _transforms()
-        self.tone_gain = 2.0 / float(window.sum())
-        self.noise_gain = float(window.square().sum()) ** -0.5
-        self.register_buffer("analysis", analysis, persistent=False)
-        self.register_buffer("synthesis", synthesis, persistent=False)
-        self.register_buffer("to_bins", _bands_to_bins(config.mel_bands), persistent=False)
+        self.tone_gain, self.noise_gain = tone_gain(), noise_gain()
+        for name, matrix in matrices(config.mel_bands).items():
+            self.register_buffer(name, torch.from_numpy(matrix.copy()), persistent=False)
 
     def state_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the name and the shape of one row of each tensor of the state, in the order of the forward pass."""
-        config = self.config
-        pitch_widths = [config.mel_bands] + [config.pitch_width] * (PITCH_LAYERS - 1)
-        return [
-            *((f"pitch{i}", (width, PITCH_LAYER_TAPS - 1)) for i, width in enumerate(pitch_widths)),
-            ("past_mel", (config.mel_bands, MEL_TAPS - 1)),
-            ("voicing", (2, PITCH_TAPS - 1)),
-            ("tone", (2,)),
-            ("past_noise", (WINDOW_SAMPLES - HOP_SAMPLES,)),
-            *((f"block{i}", (BLOCK_TAPS - 1, config.width)) for i in range(config.blocks)),
-            ("overlap", (WINDOW_SAMPLES - HOP_SAMPLES,)),
-        ]
+        """Return what `config.state_shapes` returns."""
+        return state_shapes(self.config)
 
     def initial_state(self, rows: int) -> SavedState:
         """Return the state before the first frame: silence."""
         device = self.analysis.device
-        silent = {"pitch0", "past_mel"}
         return tuple(
             torch.full(
                 (rows, *shape),
-                SILENT_LOG_MEL if name in silent else 0.0,
+                SILENT_LOG_MEL if name in SILENT_STATES else 0.0,
                 device=device,
                 dtype=self.block_dtype if name.startswith("block") else torch.float32,
             )
@@ -287,35 +275,3 @@ def _filtered(y: Tensor, prior: Tensor, tone: Tensor, hiss: Tensor) -> Tensor:
     real = tone_level * (cos * tone_real - sin * tone_imaginary + real_part) + noise_level * noise_real
     imaginary = tone_level * (sin * tone_real + cos * tone_imaginary + imaginary_part)
     return torch.cat([real, imaginary + noise_level * noise_imaginary], dim=-1)
-
-
-def _transforms() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the window, the windowed DFT (480, 2·bins) and its inverse (2·bins, 480), real parts first.
-
-    The inverse also divides by the sum of the squared windows that overlap at a sample, which is constant.
-    """
-    window = torch.hann_window(WINDOW_SAMPLES, periodic=True, dtype=torch.float64)
-    place = torch.arange(WINDOW_SAMPLES, dtype=torch.float64)
-    angle = 2 * math.pi * place[:, None] * torch.arange(BINS, dtype=torch.float64) / WINDOW_SAMPLES
-    twice = torch.full((BINS,), 2.0, dtype=torch.float64)
-    twice[0] = twice[-1] = 1.0  # the first and the last bin have no mirror image
-    overlap = window.square().sum() / HOP_SAMPLES
-    analysis = torch.cat([angle.cos(), -angle.sin()], dim=1) * window[:, None]
-    inverse = torch.cat([angle.cos() * twice, -angle.sin() * twice], dim=1).T / WINDOW_SAMPLES
-    return window, analysis.float(), (inverse * window / overlap).float()
-
-
-def _bands_to_bins(bands: int) -> Tensor:
-    """Return the (bands, bins) matrix that interpolates between the centres of bands; constant beyond them."""
-    triangles = torch.from_numpy(slaney_triangles(FLOW_MEL))  # (bands, fft bins)
-    hz = torch.arange(triangles.shape[1]) * (FLOW_MEL.sample_rate_hz / FLOW_MEL.fft_samples)
-    centres = (triangles * hz).sum(1) / triangles.sum(1)
-    target = torch.arange(BINS) * (CLOCKS.sample_rate_hz / WINDOW_SAMPLES)
-    place = torch.searchsorted(centres, target).clamp(1, bands - 1)
-    low, high = centres[place - 1], centres[place]
-    share = ((target - low) / (high - low)).clamp(0, 1)
-    matrix = torch.zeros(bands, BINS, dtype=share.dtype)
-    at = torch.arange(BINS)
-    matrix[place - 1, at] += 1 - share
-    matrix[place, at] += share
-    return matrix.float()

@@ -67,14 +67,10 @@ class CustomConv1d(PaddedConv1d, ABC):
 
 
 class UpsamplingConv1d(nn.ConvTranspose1d):
-    """A transposed convolution with exactly `stride` outputs per input.
+    """A transposed convolution with exactly `stride` outputs per input, around which its kernel is centred."""
 
-    A two-sided one centres its kernel; in a causal one, output n depends on inputs up to n // stride only.
-    """
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, causal: bool) -> None:
-        super().__init__(inputs, outputs, kernel, stride, padding=0 if causal else (kernel - stride) // 2)
-        self.causal = causal
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding=(kernel - stride) // 2)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         length = x.shape[-1] * self.stride[0]
@@ -83,8 +79,7 @@ class UpsamplingConv1d(nn.ConvTranspose1d):
             cut = int(self.padding[0])
             y = transposed_convolve(x, self.weight, self.stride[0])[..., cut : cut + length]
             return y + self.bias[:, None]
-        y = super().forward(x)
-        return y[..., :length] if self.causal else y
+        return super().forward(x)
 
 
 def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:

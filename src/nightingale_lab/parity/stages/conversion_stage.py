@@ -20,6 +20,7 @@ from nightingale.backends.torch.encoders import TorchEncoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.requests.recordings import read_recording
 from nightingale.models.chatterbox.build import VoiceEncoders
+from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.voices.voice import Voice
 from nightingale_lab.parity.clips import clip
 from nightingale_lab.parity.hooks import arguments_of
@@ -70,7 +71,8 @@ def run_ours(networks: Networks, encoders: VoiceEncoders, voice: Voice, path: Pa
     samples, rate_hz = read_recording(path)
     ids = TorchEncoders(encoders).tokenize(resample(samples, rate_hz, ANALYSIS_RATE_HZ))
     prompt = len(voice.flow_prompt_ids)
-    flow, hift = networks.flow, networks.hift
+    flow, hift = networks.flow, networks.vocoder
+    assert isinstance(hift, Hift)
     noise = flow_stage.draw_noise(
         meanflow=flow.config.meanflow, prompt_tokens=prompt, tokens=len(ids), seed=SEED
     )

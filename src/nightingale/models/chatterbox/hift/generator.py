@@ -46,12 +46,12 @@ class Snake(nn.Module):
 class ResBlock(nn.Module):
     """Three residual pairs of dilated convolutions."""
 
-    def __init__(self, channels: int, kernel: int, *, causal: bool) -> None:
+    def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
 
         def convs(dilations: tuple[int, ...]) -> nn.ModuleList:
             return nn.ModuleList(
-                same_conv(channels, channels, kernel, dilation=d, causal=causal) for d in dilations
+                same_conv(channels, channels, kernel, dilation=d, causal=False) for d in dilations
             )
 
         def snakes() -> nn.ModuleList:
@@ -75,21 +75,19 @@ class Hift(nn.Module):
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()
-        causal = config.causal
         self.config = config
         self.f0_predictor = F0Predictor(config)
-        self.m_source = HarmonicSource(config.harmonics)
-        # The only layer after f0 that looks ahead also in a causal vocoder: three frames each way.
+        self.m_source = HarmonicSource()
         self.conv_pre = same_conv(config.mel_bands, config.base_channels, 7, causal=False)
         self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
         self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
         for stage, (rate, kernel) in enumerate(zip(UPSAMPLE_RATES, UPSAMPLE_KERNELS, strict=True)):
             channels = config.base_channels >> (stage + 1)
-            self.ups.append(UpsamplingConv1d(2 * channels, channels, kernel, rate, causal=causal))
-            self.source_downs.append(_source_down(channels, stage, causal=causal))
-            self.source_resblocks.append(ResBlock(channels, config.source_kernels[stage], causal=causal))
-            self.resblocks.extend(ResBlock(channels, k, causal=causal) for k in config.resblock_kernels)
-        self.conv_post = same_conv(channels, 2 * BINS, 7, causal=causal)
+            self.ups.append(UpsamplingConv1d(2 * channels, channels, kernel, rate))
+            self.source_downs.append(_source_down(channels, stage))
+            self.source_resblocks.append(ResBlock(channels, config.source_kernels[stage]))
+            self.resblocks.extend(ResBlock(channels, k) for k in config.resblock_kernels)
+        self.conv_post = same_conv(channels, 2 * BINS, 7, causal=False)
         self.register_buffer("window", hann_window(ISTFT_SIZE), persistent=False)
 
     def blocks_of(self, stage: int) -> list[nn.Module]:
@@ -127,10 +125,10 @@ def to_spectrum(x: Tensor) -> Tensor:
     return torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
 
 
-def _source_down(channels: int, stage: int, *, causal: bool) -> nn.Module:
+def _source_down(channels: int, stage: int) -> nn.Module:
     """Return the layer that brings the excitation's spectrum to the rate of an upsampling stage."""
     stride = math.prod(UPSAMPLE_RATES[stage + 1 :])
     if stride == 1:
         return nn.Conv1d(2 * BINS, channels, 1)
-    left, right = (stride, 0) if causal else (stride // 2, stride // 2)
-    return PaddedConv1d(2 * BINS, channels, 2 * stride, left=left, right=right, stride=stride)
+    half = stride // 2
+    return PaddedConv1d(2 * BINS, channels, 2 * stride, left=half, right=half, stride=stride)

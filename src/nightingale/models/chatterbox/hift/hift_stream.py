@@ -29,7 +29,7 @@ from nightingale.models.layers.conv import UpsamplingConv1d, convolve, padding_o
 
 HALF_WINDOW = ISTFT_SIZE // 2
 Noise = Callable[[int, int], Tensor]
-"""(start, count) -> standard normal rows (count, NOISY_HARMONICS), addressed by absolute sample."""
+"""(start, count) -> standard normal rows (count, HARMONICS), addressed by absolute sample."""
 
 
 class HiftStream:
@@ -53,14 +53,10 @@ class HiftStream:
 
     def push(self, mel: Tensor, *, final: bool) -> Tensor:
         """Return the samples (n,) after (1, mel, frames) that no later frame can change."""
-        return self.synthesize(mel, self.source_features(mel, final=final), final=final)
+        return self._synthesize(mel, self._source_features(mel, final), final)
 
-    def source_features(self, mel: Tensor, *, final: bool) -> list[Tensor]:
-        """Return the input of each stage from the excitation.
-
-        It is two fifths of the work and independent of the rest, so another thread may compute it before
-        `synthesize`, for this block or ahead of it.
-        """
+    def _source_features(self, mel: Tensor, final: bool) -> list[Tensor]:
+        """Return the input of each stage from the excitation."""
         hift = self._hift
         excitation = self._stft(self._excitation(self._f0(mel, final)), final)
         features = []
@@ -69,8 +65,7 @@ class HiftStream:
             features.append(self._block(f"source{stage}", block, source, final))
         return features
 
-    def synthesize(self, mel: Tensor, sources: Sequence[Tensor], *, final: bool) -> Tensor:
-        """Return the samples of a block from its mel and its `source_features`."""
+    def _synthesize(self, mel: Tensor, sources: Sequence[Tensor], final: bool) -> Tensor:
         hift = self._hift
         x = self._conv("pre", hift.conv_pre, mel, final)
         last = len(hift.ups) - 1
