@@ -86,9 +86,9 @@ def test_layers_of_full_size_give_the_reference_tokens(config: T3Config) -> None
     full = replace(config, backbone=replace(config.backbone, layers=2), speaker_width=16, text_vocab=300)
     with torch.random.fork_rng(devices=[]):
         t3 = seeded(T3(full), torch.Generator().manual_seed(3))
-    flow, hift = small.loaded("s3gen")
+    flow, vocoder = small.loaded("s3gen")
     info = replace(small.info, preset=replace(small.info.preset, t3=full))
-    source = longer(in_memory(info, t3=t3, flow=flow, hift=hift))
+    source = longer(in_memory(info, t3=t3, flow=flow, vocoder=vocoder))
     expected = list(generate(t3, decoding_of(source, 2, **GREEDY)))
     assert Driver(source, decoder_of(source), **GREEDY).run([2])[2] == expected
     assert len(set(expected)) > 8

@@ -80,13 +80,13 @@ def test_the_audio_is_that_of_pytorch(model: Model) -> None:
 
 def test_a_request_that_fails_leaves_others_alone(tts: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = tts.say(TEXTS[0], seed=1).samples
-    from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream
+    from nightingale.backends.mlx.rendering.waveform_stream import CrossfadedWaveform
 
-    def fail(self: WaveformStream, mel: mx.array, *, final: bool) -> None:
+    def fail(self: CrossfadedWaveform, mel: mx.array, *, final: bool) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(WaveformStream, "push", fail)
+        patch.setattr(CrossfadedWaveform, "push", fail)
         with pytest.raises(NightingaleError):
             tts.say(TEXTS[1], seed=1)
     assert np.array_equal(tts.say(TEXTS[0], seed=1).samples, expected)

@@ -16,7 +16,7 @@ from backends.conformance import Case, Driver, open_decoder, setup_for, voice_of
 from tiny_torch import load_tiny  # noqa: E402
 
 from nightingale.backends.mlx.renderer import open_renderer  # noqa: E402
-from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream  # noqa: E402
+from nightingale.backends.mlx.rendering.waveform_stream import CrossfadedWaveform  # noqa: E402
 from nightingale.backends.mlx.t3.static_decode import StaticDecodeLoop, TokenBlock  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.engine.tts import TTS  # noqa: E402
@@ -79,7 +79,7 @@ def test_a_request_ends_with_a_typed_error_and_the_next_one_is_spoken(
         for owner, name in (
             (StaticDecodeLoop, "launch"),
             (StaticDecodeLoop, "prefill"),
-            (WaveformStream, "push"),
+            (CrossfadedWaveform, "push"),
         ):
             with monkeypatch.context() as patch:
                 failing(patch, owner, name, set(range(100)), message)

@@ -13,26 +13,31 @@ import torch
 mx = pytest.importorskip("mlx.core")
 
 from backends.conformance import FAMILIES, Case, setup_for, source_of, streams, voice_of  # noqa: E402
+from backends.mlx.steady_pitch import steady_wren  # noqa: E402
 from backends.small_t3 import relative_error  # noqa: E402
 
-from nightingale.backends.base import Block  # noqa: E402
+from nightingale.backends.base import Block, ModelSource  # noqa: E402
 from nightingale.backends.mlx import arrays  # noqa: E402
-from nightingale.backends.mlx.renderer import open_renderer  # noqa: E402
+from nightingale.backends.mlx.renderer import load_vocoder, open_renderer  # noqa: E402
 from nightingale.backends.mlx.rendering import convolutions, flow_network, waveform_stream  # noqa: E402
 from nightingale.backends.mlx.rendering.convolutions import Conv  # noqa: E402
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow  # noqa: E402
 from nightingale.backends.mlx.rendering.frame_stream import FrameStream, prepare_prompt  # noqa: E402
+from nightingale.backends.mlx.rendering.frame_vocoder import MlxFrameVocoder  # noqa: E402
 from nightingale.backends.mlx.rendering.hift_network import (  # noqa: E402
     BINS,
     MlxHift,
     istft_columns,
     stft_matrix,
 )
-from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream, lookahead_samples  # noqa: E402
-from nightingale.backends.mlx.weight_files import flow_weights, hift_weights  # noqa: E402
+from nightingale.backends.mlx.rendering.waveform_stream import (  # noqa: E402
+    lookahead_samples,
+    open_waveform_stream,
+)
+from nightingale.backends.mlx.weight_files import flow_weights  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.backends.torch.mel_stream import MelStream, render_mel  # noqa: E402
-from nightingale.backends.torch.sample_stream import SampleStream, render_samples  # noqa: E402
+from nightingale.backends.torch.sample_stream import open_sample_stream, render_samples  # noqa: E402
 from nightingale.models.chatterbox.hift import receptive_field  # noqa: E402
 
 SEED, CUTS = 3, (10, 22, 30, 40)
@@ -48,9 +53,19 @@ def flow_of(family: str) -> MlxFlow:
     return MlxFlow(source.info.preset.flow, flow_weights(source))
 
 
-def hift_of(family: str) -> MlxHift:
-    source = source_of(family)
-    return MlxHift(source.info.preset.hift, hift_weights(source))
+def vocoder_of(family: str, dtype: mx.Dtype = mx.float32) -> MlxHift | MlxFrameVocoder:
+    return load_vocoder(vocoder_source(family), dtype)
+
+
+def vocoder_source(family: str) -> ModelSource:
+    return steady_wren() if family == "wren" else source_of(family)
+
+
+def render_whole(vocoder: MlxHift | MlxFrameVocoder, mel: mx.array) -> np.ndarray:
+    """Return the samples of a mel (1, frames, bands)."""
+    stream = open_waveform_stream(vocoder, seed=SEED)
+    assert len(stream.push(mel[:, :0], final=False)) == 0  # the flow collects the tokens
+    return stream.push(mel, final=True)
 
 
 def blocks_of(values: list[int]) -> list[tuple[list[int], bool]]:
@@ -85,19 +100,18 @@ def test_the_solver_takes_as_many_steps_as_asked_for() -> None:
 
 @pytest.mark.parametrize("family", ["english", "wren"])
 def test_the_samples_are_those_of_pytorch_whole_and_streamed(family: str) -> None:
-    hift, torch_hift = hift_of(family), source_of(family).loaded("s3gen")[1]
+    vocoder, torch_vocoder = vocoder_of(family), vocoder_source(family).loaded("s3gen")[1]
     mel = np.random.default_rng(0).normal(size=(80, CUTS[-1])).astype(np.float32)
-    expected = render_samples(torch_hift, torch.tensor(mel), seed=SEED)
-    samples = WaveformStream(hift, seed=SEED, streaming=False).push(mx.array(mel.T[None]), final=True)
-    check_samples(samples, expected)
-    stream = WaveformStream(hift, seed=SEED, streaming=True)
-    reference = SampleStream(torch_hift, seed=SEED, streaming=True)
+    expected = render_samples(torch_vocoder, torch.tensor(mel), seed=SEED)
+    check_samples(render_whole(vocoder, mx.array(mel.T[None])), expected)
+    stream = open_waveform_stream(vocoder, seed=SEED)
+    reference = open_sample_stream(torch_vocoder, seed=SEED, streaming=True)
     joined = []
     for start, end in zip((0, *CUTS[:-1]), CUTS, strict=True):
         block, final = mel[:, start:end], end == CUTS[-1]
         joined.append(stream.push(mx.array(block.T[None]), final=final))
         check_samples(joined[-1], reference.push(torch.tensor(block), final=final))
-    if family == "wren":  # a causal vocoder's stream is exact
+    if family == "wren":  # the frame vocoder's stream is exact
         check_samples(np.concatenate(joined), expected)
 
 
@@ -108,12 +122,12 @@ def check_samples(mine: np.ndarray, theirs: np.ndarray) -> None:
     assert len(error) == 0 or np.sqrt(np.square(error).mean()) < SAMPLE_ERROR["rms"]
 
 
-@pytest.mark.parametrize("family", ["english", "wren"])
-def test_the_lookahead_counted_on_a_graph_is_that_of_the_layers(family: str) -> None:
+def test_hifts_lookahead_counted_on_a_graph_is_that_of_its_layers() -> None:
     """One frame more or less would shift the stream against the whole."""
-    assert lookahead_samples(hift_of(family)) == receptive_field.lookahead_samples(
-        source_of(family).loaded("s3gen")[1]
-    )
+    hift = vocoder_of("english")
+    assert isinstance(hift, MlxHift)
+    expected = receptive_field.lookahead_samples(source_of("english").loaded("s3gen")[1])
+    assert lookahead_samples(hift) == expected
 
 
 @pytest.mark.parametrize("family", ["english", "wren"])
@@ -134,12 +148,14 @@ def test_a_padded_last_block_has_the_same_mel(family: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("family", ["english", "wren"])
-def test_time_blocks_of_the_vocoder_equal_the_whole(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hift, mel = hift_of(family), mx.array(np.random.default_rng(0).normal(size=(1, 75, 80)), mx.float32)
-    expected = WaveformStream(hift, seed=SEED, streaming=False).push(mel, final=True)
+def test_few_sizes_of_blocks_render_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiFT's whole is cut and the frame vocoder's last block is padded, where functions are compiled."""
+    vocoder = vocoder_of(family)
+    mel = mx.array(np.random.default_rng(0).normal(size=(1, 75, 80)), mx.float32)
+    expected = render_whole(vocoder, mel)
     monkeypatch.setattr(waveform_stream, "compiles", lambda: True)
     monkeypatch.setattr(waveform_stream, "TIME_BLOCK_FRAMES", 25)
-    check_samples(WaveformStream(hift, seed=SEED, streaming=False).push(mel, final=True), expected)
+    check_samples(render_whole(vocoder, mel), expected)
 
 
 @pytest.mark.parametrize("family", ["english", "wren"])
@@ -149,14 +165,14 @@ def test_float16_stays_near_float32(family: str) -> None:
     for dtype in (mx.float32, mx.float16):
         flow = MlxFlow(source.info.preset.flow, flow_weights(source), dtype=dtype)
         mels.append(np.array(FrameStream(flow, voice, seed=SEED, prompt=None).push(list(tokens), final=True)))
-        hift = MlxHift(source.info.preset.hift, hift_weights(source), dtype=dtype)
-        waves.append(WaveformStream(hift, seed=SEED, streaming=False).push(mx.array(mels[0]), final=True))
+        waves.append(render_whole(vocoder_of(family, dtype), mx.array(mels[0])))
     assert mels[1].dtype == waves[1].dtype == np.float32
     assert 1e-6 < relative_error(mels[1], mels[0]) < 0.01
     assert 1e-6 < relative_error(waves[1], waves[0]) < 0.1  # random weights amplify rounding
 
 
-def test_a_block_is_evaluated_twice_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["turbo", "wren"])
+def test_a_block_is_evaluated_twice_and_read_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow is evaluated while the host builds the vocoder's graph, and the samples are read at the end."""
     counts: Counter[str] = Counter()
 
@@ -168,7 +184,7 @@ def test_a_block_is_evaluated_twice_and_read_once(monkeypatch: pytest.MonkeyPatc
         return count
 
     profile = replace(PROFILES["balanced"], stream="block")
-    renderer = open_renderer(*setup_for(Case("mlx", "float32"), "turbo", profile))
+    renderer = open_renderer(*setup_for(Case("mlx", "float32"), family, profile))
     stream, (tokens,) = renderer.open(voice_of(16), seed=1), streams([CUTS[-1]])
     monkeypatch.setattr(mx, "async_eval", counting("started", mx.async_eval))
     monkeypatch.setattr(mx, "eval", counting("evaluated", mx.eval))
@@ -201,9 +217,9 @@ def test_compiled_functions_render_the_same(family: str, monkeypatch: pytest.Mon
     voice, (tokens,) = voice_of(16), streams([CUTS[-1]])
 
     def rendered() -> np.ndarray:
-        flow, hift = flow_of(family), hift_of(family)
+        flow, vocoder = flow_of(family), vocoder_of(family)
         mel = FrameStream(flow, voice, seed=SEED, prompt=prepare_prompt(flow, voice))
-        wave = WaveformStream(hift, seed=SEED, streaming=True)
+        wave = open_waveform_stream(vocoder, seed=SEED)
         return np.concatenate([wave.push(mel.push(b, final=f), final=f) for b, f in blocks_of(list(tokens))])
 
     expected = rendered()

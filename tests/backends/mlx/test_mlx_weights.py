@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +13,19 @@ from safetensors.torch import save_file
 mx = pytest.importorskip("mlx.core")
 
 from backends.conformance import source_of  # noqa: E402
-from nightingale.models.chatterbox.hift.sharpen import sharpen_weights  # noqa: E402
 
-from nightingale import wren  # noqa: E402
 from nightingale.backends.base import ModelSource  # noqa: E402
 from nightingale.backends.mlx import arrays, weight_files  # noqa: E402
 from nightingale.backends.mlx.decoder import load_t3 as load_quantized  # noqa: E402
 from nightingale.backends.mlx.philox_arrays import gumbel, key_words, normal, uniform_bits  # noqa: E402
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow  # noqa: E402
+from nightingale.backends.mlx.rendering.frame_vocoder import MlxFrameVocoder  # noqa: E402
 from nightingale.backends.mlx.rendering.hift_network import MlxHift  # noqa: E402
 from nightingale.backends.mlx.t3.t3_network import MlxT3  # noqa: E402
 from nightingale.backends.mlx.t3.transformer import Precision  # noqa: E402
 from nightingale.decoding import philox  # noqa: E402
 from nightingale.errors import CheckpointError  # noqa: E402
-from nightingale.models import checkpoint, compact  # noqa: E402
+from nightingale.models import checkpoint  # noqa: E402
 
 
 def saved(tmp_path: Path, changes: dict[str, torch.Tensor | None]) -> ModelSource:
@@ -109,11 +109,12 @@ def test_quantized_layers_are_stored_and_read_the_next_time(
     assert all(map(np.array_equal, layers(), expected))
 
 
-@pytest.mark.parametrize("family", ["english", "wren"])
-def test_the_flow_and_the_vocoder_use_every_tensor(family: str) -> None:
+@pytest.mark.parametrize(("family", "vocoder"), [("english", MlxHift), ("wren", MlxFrameVocoder)])
+def test_the_flow_and_the_vocoder_use_every_tensor(family: str, vocoder: Any) -> None:
     preset = source_of(family).info.preset
     networks = source_of(family).loaded("s3gen")
-    for network, build, config in zip(networks, (MlxFlow, MlxHift), (preset.flow, preset.hift), strict=True):
+    builds, configs = (MlxFlow, vocoder), (preset.flow, preset.vocoder)
+    for network, build, config in zip(networks, builds, configs, strict=True):
         tensors = {name: mx.array(value.numpy()) for name, value in network.state_dict().items()}
         for name in list(tensors)[:: len(tensors) // 7]:
             left = {key: value for key, value in tensors.items() if key != name}
@@ -122,16 +123,6 @@ def test_the_flow_and_the_vocoder_use_every_tensor(family: str) -> None:
         more = {**tensors, "another.weight": mx.zeros((1,))}
         with pytest.raises(CheckpointError, match="1 extra"):
             build(config, weight_files.NetworkWeights(more, None))
-
-
-def test_wrens_packed_vocoder_is_unpacked_and_sharpened_as_by_pytorch() -> None:
-    path = wren.folder() / wren.FILES["s3gen"]
-    packed = checkpoint.part(checkpoint.read_tensors(path), "mel2wav.")
-    expected = sharpen_weights(compact.unpack(packed), 0.35)
-    tensors = weight_files.sharpen(weight_files.read_tensors(path, "mel2wav.", packed=True), 0.35)
-    assert tensors.keys() == expected.keys()
-    for name, value in tensors.items():
-        np.testing.assert_allclose(np.array(value, np.float32), expected[name].numpy(), atol=1e-6)
 
 
 def test_weight_norm_is_folded_as_by_pytorch() -> None:

@@ -5,6 +5,7 @@ Sequences are (batch, time, channels) everywhere, as MLX's convolutions take the
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -41,6 +42,16 @@ def compiled_elementwise(function: Function) -> Function:
 
     fused = mx.compile(function, shapeless=True)
     return cast("Function", call)
+
+
+@compiled_elementwise
+def gelu(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
+
+
+@compiled_elementwise
+def elu(x: mx.array) -> mx.array:
+    return mx.where(x > 0, x, mx.expm1(mx.minimum(x, 0)))
 
 
 class CompiledFunctions:

@@ -13,12 +13,14 @@ from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Se
 from nightingale.backends.mlx.arrays import DTYPES, OwnThread
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow
 from nightingale.backends.mlx.rendering.frame_stream import FrameStream, PromptPast, prepare_prompt
+from nightingale.backends.mlx.rendering.frame_vocoder import MlxFrameVocoder
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
-from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream
-from nightingale.backends.mlx.weight_files import flow_weights, hift_weights
+from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream, open_waveform_stream
+from nightingale.backends.mlx.weight_files import flow_weights, vocoder_weights
 from nightingale.backends.shared.pipeline import CutStream
 from nightingale.backends.shared.recorded_mel import RecordedMel
 from nightingale.decoding.lru import BytesLRU
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
@@ -51,8 +53,8 @@ class MlxRenderer:
     max_in_flight = 1
     decoder_threads: int | None = None
 
-    def __init__(self, flow: MlxFlow, hift: MlxHift, *, streaming: bool) -> None:
-        self._flow, self._hift, self._streaming = flow, hift, streaming
+    def __init__(self, flow: MlxFlow, vocoder: MlxHift | MlxFrameVocoder, *, streaming: bool) -> None:
+        self._flow, self._vocoder, self._streaming = flow, vocoder, streaming
         self._prompts: BytesLRU[str, PromptPast] = BytesLRU(PROMPT_CACHE_BYTES)
         self._thread = OwnThread()
 
@@ -60,7 +62,7 @@ class MlxRenderer:
         self._thread.check()
         return MlxRenderStream(
             self._frames(voice, seed=seed),
-            WaveformStream(self._hift, seed=seed, streaming=self._streaming),
+            open_waveform_stream(self._vocoder, seed=seed),
             seed=seed,
         )
 
@@ -116,7 +118,13 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         f"flow-mlx/{setup.precision}/{steps}",
         lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps, dtype=dtype),
     )
-    hift = source.shared(
-        f"hift-mlx/{setup.precision}", lambda: MlxHift(preset.hift, hift_weights(source), dtype=dtype)
-    )
-    return MlxRenderer(flow, hift, streaming=setup.profile.in_blocks)
+    vocoder = source.shared(f"vocoder-mlx/{setup.precision}", lambda: load_vocoder(source, dtype))
+    return MlxRenderer(flow, vocoder, streaming=setup.profile.in_blocks)
+
+
+def load_vocoder(source: ModelSource, dtype: mx.Dtype) -> MlxHift | MlxFrameVocoder:
+    """Return the vocoder that the preset describes."""
+    config, weights = source.info.preset.vocoder, vocoder_weights(source)
+    if isinstance(config, FrameVocoderConfig):
+        return MlxFrameVocoder(config, weights, dtype=dtype)
+    return MlxHift(config, weights, dtype=dtype)

@@ -22,7 +22,6 @@ from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3
 SCALE: Final = ".scale"
 GAIN: Final = ".parametrizations.weight.original0"
 DIRECTION: Final = ".parametrizations.weight.original1"
-NEIGHBOURHOOD_BANDS: Final = 5
 NAMES_SHOWN: Final = 6
 
 
@@ -87,12 +86,12 @@ def flow_weights(source: ModelSource) -> NetworkWeights:
     return NetworkWeights(read_tensors(path, "flow.", packed=source.packed), path)
 
 
-def hift_weights(source: ModelSource) -> NetworkWeights:
+def vocoder_weights(source: ModelSource) -> NetworkWeights:
     if (networks := source.loaded("s3gen")) is not None:
         return NetworkWeights(_state(networks[1]), None)
     path = source.files["s3gen"]
     tensors = fold_weight_norm(read_tensors(path, "mel2wav.", packed=source.packed))
-    return NetworkWeights(sharpen(tensors, source.info.preset.hift.sharpening), path)
+    return NetworkWeights(tensors, path)
 
 
 def read_tensors(path: Path, prefix: str = "", *, packed: bool = False) -> dict[str, mx.array]:
@@ -158,21 +157,6 @@ def fold_weight_norm(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
             norm = mx.sqrt(mx.square(v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
             folded[name.removesuffix(GAIN) + ".weight"] = v * (g / norm)
     return folded
-
-
-def sharpen(tensors: Mapping[str, mx.array], amount: float) -> dict[str, mx.array]:
-    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py)."""
-    first = "conv_pre.weight"
-    if not amount or first not in tensors:
-        return dict(tensors)
-    bands, reach = tensors[first].shape[1], NEIGHBOURHOOD_BANDS // 2
-    mean = np.zeros((bands, bands), np.float32)
-    for offset in range(-reach, reach + 1):
-        mean[np.arange(bands), np.clip(np.arange(bands) + offset, 0, bands - 1)] += 1 / NEIGHBOURHOOD_BANDS
-    unit = np.eye(bands, dtype=np.float32)
-    operator = mx.array(unit + np.float32(amount) * (unit - mean))
-    weight = tensors[first].astype(mx.float32)  # (channels, bands, taps)
-    return {**tensors, first: mx.einsum("cbt,bm->cmt", weight, operator)}
 
 
 def _state(network: Any) -> dict[str, mx.array]:

@@ -76,13 +76,11 @@ def take_same_conv(
     outputs: int,
     kernel: int,
     *,
-    causal: bool,
     dilation: int = 1,
 ) -> Conv:
-    """Take a length-preserving convolution, centred or causal."""
-    span = (kernel - 1) * dilation
-    left = span if causal else span // 2
-    return take_conv(weights, name, inputs, outputs, kernel, left=left, right=span - left, dilation=dilation)
+    """Take a length-preserving convolution, centred on its output."""
+    reach = (kernel - 1) * dilation // 2
+    return take_conv(weights, name, inputs, outputs, kernel, left=reach, right=reach, dilation=dilation)
 
 
 class OverlapAdd(NamedTuple):

@@ -16,8 +16,8 @@ from nightingale.backends.mlx.arrays import (
     take_linear,
     take_norm,
 )
+from nightingale.backends.mlx.rendering.block_state import BlockState
 from nightingale.backends.mlx.rendering.convolutions import take_conv
-from nightingale.backends.mlx.rendering.flow_state import BlockState
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 

@@ -17,13 +17,14 @@ from nightingale.backends.mlx.arrays import (
     LayerNorm,
     Linear,
     compiled_elementwise,
+    gelu,
     join_heads,
     split_heads,
     take_linear,
     take_norm,
 )
+from nightingale.backends.mlx.rendering.block_state import BlockState
 from nightingale.backends.mlx.rendering.convolutions import Conv, take_conv
-from nightingale.backends.mlx.rendering.flow_state import BlockState
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 
@@ -38,11 +39,6 @@ def mish(x: mx.array) -> mx.array:
     e = mx.exp(mx.minimum(x.astype(mx.float32), MISH_LINEAR_FROM))
     n = e * (e + 2)
     return (x * (n / (n + 2))).astype(x.dtype)
-
-
-@compiled_elementwise
-def gelu(x: mx.array) -> mx.array:
-    return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
 
 
 class NormedConv(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from nightingale.backends.mlx.arrays import CompiledFunctions, compiles, named_arrays, take_linear
+from nightingale.backends.mlx.rendering.block_state import BlockState, FlowPast
 from nightingale.backends.mlx.rendering.flow_encoder import FlowEncoder
 from nightingale.backends.mlx.rendering.flow_estimator import FlowEstimator
-from nightingale.backends.mlx.rendering.flow_state import BlockState, FlowPast
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from nightingale.backends.mlx.philox_arrays import key_words, normal
+from nightingale.backends.mlx.rendering.block_state import FlowPast
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow
-from nightingale.backends.mlx.rendering.flow_state import FlowPast
 from nightingale.backends.shared.token_windows import TokenWindow, TokenWindows, prompt_block
 from nightingale.decoding.philox import stream_key
 from nightingale.voices.voice import Voice

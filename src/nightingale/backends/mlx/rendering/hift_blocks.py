@@ -8,13 +8,14 @@ depends on shapes alone, so building a block's graph never waits for the device.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from nightingale.backends.mlx.arrays import CompiledFunctions, compiled_elementwise
+from nightingale.backends.mlx.arrays import CompiledFunctions, Linear, compiled_elementwise, elu
 from nightingale.backends.mlx.rendering.convolutions import Conv
 from nightingale.backends.mlx.rendering.hift_network import (
     BINS,
@@ -23,15 +24,18 @@ from nightingale.backends.mlx.rendering.hift_network import (
     SnakeConv,
     UpsamplingLayer,
 )
-from nightingale.backends.mlx.rendering.hift_source import excitation
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
+from nightingale.models.chatterbox.hift.config import HARMONICS, ISTFT_HOP, ISTFT_SIZE
 
 HALF_WINDOW = ISTFT_SIZE // 2
 MAGNITUDE_LIMIT = 100.0
 SAMPLE_LIMIT = 0.99
+SINE_AMPLITUDE = 0.1
+VOICED_NOISE = 0.003
+UNVOICED_NOISE = SINE_AMPLITUDE / 3
+VOICED_ABOVE_HZ = 10.0
 Noise = Callable[[int, int], mx.array]
-"""(start, count) -> standard normal rows (count, NOISY_HARMONICS), addressed by absolute sample."""
+"""(start, count) -> standard normal rows (count, HARMONICS), addressed by absolute sample."""
 
 
 @lru_cache(maxsize=4)
@@ -122,15 +126,14 @@ class BlockPass:
     def _f0(self, mel: mx.array, final: bool) -> mx.array:
         """Return f0 of the frames that no later frame can change: (frames,), in Hz."""
         for n, layer in enumerate(self._hift.f0):
-            mel = self._conv(f"f0.{n}", layer, mel, final)
-            mel = mx.where(mel > 0, mel, mx.expm1(mx.minimum(mel, 0)))
+            mel = elu(self._conv(f"f0.{n}", layer, mel, final))
         return mx.abs(self._hift.f0_head(mel)[0, :, 0])
 
     def _excitation(self, f0_hz: mx.array, noise: mx.array, phase: mx.array) -> mx.array:
         """Return the excitation of the next frames: (1, samples)."""
         if not f0_hz.shape[0]:
             return mx.zeros((1, 0))
-        source, self._kept["cycles"] = excitation(
+        source, self._kept["cycles"] = _excitation(
             f0_hz, phase, noise, self._hift.mix, self._kept.get("cycles")
         )
         return source
@@ -178,7 +181,7 @@ class BlockPass:
         def layer(part: str, own: SnakeConv, x: mx.array) -> mx.array:
             return self._conv(f"{name}.{part}", own.conv, _snake(x, own.alpha), final)
 
-        for n, (first, second) in enumerate(block.pairs):
+        for n, (first, second) in enumerate(block):
             hidden = layer(f"{n}.conv2", second, layer(f"{n}.conv1", first, x))
             x = self._sum(f"{name}.{n}", [x, hidden])
         return x
@@ -240,3 +243,35 @@ def vocode(
     samples = block.run(mel, noise, phase, progress.final)
     kept, progress = block.state()
     return (samples, kept), progress
+
+
+def _excitation(
+    f0_hz: mx.array, phase: mx.array, noise: mx.array, mix: Linear, start: mx.array | None
+) -> tuple[mx.array, mx.array]:
+    """Return the excitation (1, samples) of frames (frames,), and the cycles reached, modulo one (HARMONICS,).
+
+    The reference, models/chatterbox/hift/source.py, sums cycles in float64, which Metal does not have. Here the cycles
+    at the start of each frame are summed modulo one, so float32 rounds less than the reference does after ten seconds:
+    1e-4 of a cycle against 1e-3.
+
+    phase: the initial phase (HARMONICS,) in radians; noise: standard normal (samples, HARMONICS); mix: the layer
+    that adds the harmonics up; start: the cycles reached before. Each harmonic is integrated by itself, as upstream
+    does.
+    """
+    rate = f0_hz[:, None] * mx.arange(1, HARMONICS + 1).astype(mx.float32)  # (frames, HARMONICS)
+    per_frame = _fraction(rate * (CLOCKS.samples_per_frame / CLOCKS.sample_rate_hz))
+    start = mx.zeros((HARMONICS,)) if start is None else start
+    begins = _fraction(start + mx.cumsum(per_frame, axis=0, inclusive=False))
+    ahead = mx.arange(1, CLOCKS.samples_per_frame + 1).astype(mx.float32)[:, None]
+    # (frames, samples of a frame, HARMONICS)
+    cycles = _fraction(begins[:, None] + ahead * (rate / CLOCKS.sample_rate_hz)[:, None])
+    reached = _fraction(begins[-1] + per_frame[-1])
+    voiced = (f0_hz > VOICED_ABOVE_HZ).astype(mx.float32)[:, None, None]
+    level = voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE
+    sines = SINE_AMPLITUDE * mx.sin(2 * math.pi * cycles + phase)
+    merged = mix(sines * voiced + level * noise.reshape(cycles.shape))
+    return mx.tanh(merged).reshape(1, -1), reached
+
+
+def _fraction(x: mx.array) -> mx.array:
+    return x - mx.floor(x)

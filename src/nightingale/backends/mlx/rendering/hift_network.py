@@ -12,7 +12,7 @@ from nightingale.backends.mlx.arrays import Linear, named_arrays, take_linear
 from nightingale.backends.mlx.rendering.convolutions import Conv, OverlapAdd, take_conv, take_same_conv
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.models.chatterbox.hift.config import (
-    CAUSAL_LOOKAHEAD_FRAMES,
+    HARMONICS,
     ISTFT_HOP,
     ISTFT_SIZE,
     RESBLOCK_DILATIONS,
@@ -32,10 +32,8 @@ class SnakeConv(NamedTuple):
     conv: Conv
 
 
-class ResidualBlock(NamedTuple):
-    """Residual pairs of dilated convolutions."""
-
-    pairs: list[tuple[SnakeConv, SnakeConv]]
+ResidualBlock = list[tuple[SnakeConv, SnakeConv]]
+"""Residual pairs of dilated convolutions."""
 
 
 class UpsamplingLayer(NamedTuple):
@@ -61,78 +59,53 @@ class MlxHift:
         bands, width = config.mel_bands, config.f0_channels
         self.f0: list[Conv] = []
         for layer in range(F0_LAYERS):
-            # A two-sided layer looks one frame ahead: a causal vocoder has one for each frame of lookahead.
-            causal = config.causal and layer >= CAUSAL_LOOKAHEAD_FRAMES
             name, inputs = f"f0_predictor.condnet.{2 * layer}", width if layer else bands
-            self.f0.append(take_same_conv(weights, name, inputs, width, 3, causal=causal))
+            self.f0.append(take_same_conv(weights, name, inputs, width, 3))
         self.f0_head: Linear = take_linear(weights, "f0_predictor.classifier", width, 1)
-        self.mix: Linear = take_linear(weights, "m_source.l_linear", config.harmonics, 1)
+        self.mix: Linear = take_linear(weights, "m_source.l_linear", HARMONICS, 1)
         self.f0_lookahead = sum(layer.right for layer in self.f0)
         """Frames that f0 looks ahead."""
         weights.dtype = dtype
-        self.pre = take_same_conv(weights, "conv_pre", bands, config.base_channels, 7, causal=False)
+        self.pre = take_same_conv(weights, "conv_pre", bands, config.base_channels, 7)
         self.stages = [_take_stage(config, weights, number) for number in range(len(UPSAMPLE_RATES))]
         channels = config.base_channels >> len(UPSAMPLE_RATES)
-        self.post = take_same_conv(weights, "conv_post", channels, 2 * BINS, 7, causal=config.causal)
+        self.post = take_same_conv(weights, "conv_post", channels, 2 * BINS, 7)
         self.analysis, self.synthesis = stft_matrix(), istft_columns()
         weights.finish(named_arrays(vars(self)))
 
 
 def _take_stage(config: HiftConfig, weights: NetworkWeights, number: int) -> HiftStage:
-    causal, channels = config.causal, config.base_channels >> (number + 1)
+    channels = config.base_channels >> (number + 1)
     rate, kernel = UPSAMPLE_RATES[number], UPSAMPLE_KERNELS[number]
     stored = weights.take(f"ups.{number}.weight", 2 * channels, channels, kernel)
     up = UpsamplingLayer(
         OverlapAdd.of(stored.swapaxes(1, 2), rate),
         weights.take(f"ups.{number}.bias", channels),
-        0 if causal else (kernel - rate) // 2,
+        (kernel - rate) // 2,
     )
     stride = math.prod(UPSAMPLE_RATES[number + 1 :])
-    left, right = (0, 0) if stride == 1 else (stride, 0) if causal else (stride // 2, stride // 2)
+    half, down = stride // 2, f"source_downs.{number}"
+    taps = 2 * stride if half else 1
     kernels = config.resblock_kernels
     return HiftStage(
         up,
-        take_conv(
-            weights,
-            f"source_downs.{number}",
-            2 * BINS,
-            channels,
-            1 if stride == 1 else 2 * stride,
-            left=left,
-            right=right,
-            stride=stride,
-        ),
-        _take_block(
-            weights,
-            f"source_resblocks.{number}",
-            channels,
-            config.source_kernels[number],
-            causal=causal,
-        ),
+        take_conv(weights, down, 2 * BINS, channels, taps, left=half, right=half, stride=stride),
+        _take_block(weights, f"source_resblocks.{number}", channels, config.source_kernels[number]),
         [
-            _take_block(weights, f"resblocks.{number * len(kernels) + n}", channels, size, causal=causal)
+            _take_block(weights, f"resblocks.{number * len(kernels) + n}", channels, size)
             for n, size in enumerate(kernels)
         ],
     )
 
 
-def _take_block(
-    weights: NetworkWeights, name: str, channels: int, kernel: int, *, causal: bool
-) -> ResidualBlock:
+def _take_block(weights: NetworkWeights, name: str, channels: int, kernel: int) -> ResidualBlock:
     def layer(half: int, number: int, dilation: int) -> SnakeConv:
-        conv = take_same_conv(
-            weights,
-            f"{name}.convs{half}.{number}",
-            channels,
-            channels,
-            kernel,
-            causal=causal,
-            dilation=dilation,
-        )
+        own = f"{name}.convs{half}.{number}"
+        conv = take_same_conv(weights, own, channels, channels, kernel, dilation=dilation)
         alpha = weights.take(f"{name}.activations{half}.{number}.alpha", channels).astype(mx.float32)
         return SnakeConv(alpha, conv)
 
-    return ResidualBlock([(layer(1, n, d), layer(2, n, 1)) for n, d in enumerate(RESBLOCK_DILATIONS)])
+    return [(layer(1, n, d), layer(2, n, 1)) for n, d in enumerate(RESBLOCK_DILATIONS)]
 
 
 def hann() -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Mel frames to samples on MLX, whole or as they arrive: the counterpart of backends/torch/sample_stream.py."""
+"""Mel frames to samples on MLX as they arrive: the counterpart of backends/torch/sample_stream.py.
+
+The whole is one block. Each stream's `push` returns the samples that mel (1, frames, bands) completes, perhaps none.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,61 @@ import numpy as np
 from nightingale.audio.crossfade import CROSSFADE_SAMPLES, HOLD_FRAMES, Crossfade
 from nightingale.backends.mlx.arrays import compiles, read
 from nightingale.backends.mlx.philox_arrays import key_words, normal
+from nightingale.backends.mlx.rendering.block_state import SavedArrays
+from nightingale.backends.mlx.rendering.frame_vocoder import MlxFrameVocoder
 from nightingale.backends.mlx.rendering.hift_blocks import HiftBlocks, Noise
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
+from nightingale.backends.shared.vocoder_blocks import SILENT_LOG_MEL, VocoderBlocks
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.philox import stream_key, uniform
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
+from nightingale.decoding.philox import first_uniforms, stream_key
+from nightingale.models.chatterbox.hift.config import HARMONICS
 from nightingale.types import Samples
 
 TIME_BLOCK_FRAMES = 128
-"""Frames that are vocoded at once where functions are compiled for each size."""
+"""Frames that HiFT vocodes at once where functions are compiled for each size."""
+BUCKET_FRAMES = 64
+"""The frame vocoder's last block is padded to a multiple of this where functions are compiled for each size."""
 PROBE_FRAMES = 64
-"""Mel frames after which a vocoder has emitted its first samples: more than it looks ahead."""
+"""Mel frames after which HiFT has emitted its first samples: more than it looks ahead."""
 
 
-class WaveformStream:
-    """Vocode one utterance from blocks of mel.
+class FrameVocoderWaveform:
+    """Samples of the frame vocoder, whose blocks equal the whole."""
 
-    A causal vocoder holds back its lookahead, so that the blocks equal the whole. The official one looks too far
-    ahead: its stream pads each block with copies of the last frame, returns all but the last frames, and
-    crossfades with the rendering that follows from the next block. Without `streaming`, frames are collected and
-    rendered whole at the end.
+    def __init__(self, vocoder: MlxFrameVocoder, *, seed: int) -> None:
+        self._vocoder, self._blocks = vocoder, VocoderBlocks(seed=seed)
+        self._past: SavedArrays | None = None
+
+    def push(self, mel: mx.array, *, final: bool) -> Samples:
+        frames = self._blocks.frames(mel.shape[1], final=final)
+        if not frames:
+            return np.zeros(0, np.float32)
+        if final and compiles():
+            frames = -(-frames // BUCKET_FRAMES) * BUCKET_FRAMES
+        mel = mx.pad(mel, [(0, 0), (0, frames - mel.shape[1]), (0, 0)], constant_values=SILENT_LOG_MEL)
+        samples, self._past = self._vocoder(mel, mx.array(self._blocks.noise(frames))[None], self._past)
+        mx.eval(samples, self._past)
+        return self._blocks.emit(read(samples)[0])
+
+
+class CrossfadedWaveform:
+    """Samples of HiFT, which looks 19 frames ahead: too many to wait for.
+
+    Each block is padded with copies of its last frame. All but the last frames are returned, which are blended into
+    the rendering that follows from the next block.
     """
 
-    def __init__(self, hift: MlxHift, *, seed: int, streaming: bool) -> None:
-        self._hift, self._streaming = hift, streaming
-        self._waiting: list[mx.array] = []
-        self._blocks = HiftBlocks(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
-        self._crossfade = Crossfade(HOLD_FRAMES)
-        self._extrapolated_frames = extrapolated_frames(hift) if streaming else 0
+    def __init__(self, hift: MlxHift, *, seed: int) -> None:
+        self._blocks = HiftBlocks(hift, phase=harmonic_phase(seed), noise=source_noise(seed))
+        self._crossfade = Crossfade()
+        self._extrapolated_frames = extrapolated_frames(hift)
         self._known, self._settled = 0, 0
         """Samples for which mel is known, and samples that no later mel can change."""
         self._last_frame: mx.array | None = None
 
     def push(self, mel: mx.array, *, final: bool) -> Samples:
-        """Return the samples that mel (1, frames, bands) completes, perhaps none."""
         self._known += mel.shape[1] * CLOCKS.samples_per_frame
-        if not self._streaming:
-            self._waiting.append(mel)
-            mel = mx.concatenate(self._waiting, axis=1)
-        if not self._known or not (self._streaming or final):
+        if not self._known:
             return np.zeros(0, np.float32)
         if mel.shape[1]:
             self._last_frame = mx.contiguous(mel[:, -1:])
@@ -60,16 +79,25 @@ class WaveformStream:
             for end in ends
         ]
         start, self._settled = self._settled, self._settled + sum(len(part) for part in parts)
-        end = self._settled
-        if self._extrapolated_frames:
-            if not final:
-                assert self._last_frame is not None
-                held = mx.broadcast_to(self._last_frame, (1, self._extrapolated_frames, mel.shape[2]))
-                parts.append(self._blocks.fork().push(held, final=False))
-            end = self._crossfade.end(self._known, final=final)
+        if not final and self._extrapolated_frames:
+            assert self._last_frame is not None
+            held = mx.broadcast_to(self._last_frame, (1, self._extrapolated_frames, mel.shape[2]))
+            parts.append(self._blocks.fork().push(held, final=False))
         samples = mx.concatenate(parts)
         mx.eval(samples, self._blocks.state())
-        return self._crossfade.join(read(samples), start=start, end=end)
+        return self._crossfade.join(
+            read(samples), start=start, end=self._crossfade.end(self._known, final=final)
+        )
+
+
+WaveformStream = FrameVocoderWaveform | CrossfadedWaveform
+
+
+def open_waveform_stream(vocoder: MlxFrameVocoder | MlxHift, *, seed: int) -> WaveformStream:
+    """Begin an utterance."""
+    if isinstance(vocoder, MlxFrameVocoder):
+        return FrameVocoderWaveform(vocoder, seed=seed)
+    return CrossfadedWaveform(vocoder, seed=seed)
 
 
 def extrapolated_frames(hift: MlxHift) -> int:
@@ -86,22 +114,18 @@ def lookahead_samples(hift: MlxHift) -> int:
 
     It is counted on a block whose graph is built and never evaluated.
     """
-    blocks = HiftBlocks(hift, phase=harmonic_phase(hift.config, 0), noise=source_noise(0))
+    blocks = HiftBlocks(hift, phase=harmonic_phase(0), noise=source_noise(0))
     emitted = blocks.push(mx.zeros((1, PROBE_FRAMES, hift.config.mel_bands)), final=False)
     return PROBE_FRAMES * CLOCKS.samples_per_frame - int(emitted.shape[0])
 
 
 def source_noise(seed: int) -> Noise:
-    """Return the noise of the excitation: (first sample, count) -> (count, NOISY_HARMONICS)."""
+    """Return the noise of the excitation: (first sample, count) -> (count, HARMONICS)."""
     key = key_words(stream_key(seed, "source"))[0]
-    return lambda start, count: normal(key, start, count, NOISY_HARMONICS)
+    return lambda start, count: normal(key, start, count, HARMONICS)
 
 
-def harmonic_phase(config: HiftConfig, seed: int) -> mx.array:
-    """Return the initial phase (harmonics,): zero for the fundamental, and for all if they are in phase."""
-    if config.in_phase:
-        return mx.zeros((config.harmonics,))
-    turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
-    turns = (2 * turns - 1) * np.float32(math.pi)
-    turns[0] = 0
-    return mx.array(turns)
+def harmonic_phase(seed: int) -> mx.array:
+    """Return the initial phase (HARMONICS,): zero for the fundamental."""
+    turns = np.array([0.5, *first_uniforms(stream_key(seed, "phase"), HARMONICS)[1:]], np.float32)
+    return mx.array((2 * turns - 1) * np.float32(math.pi))

@@ -1,4 +1,4 @@
-"""The state that the flow's layers pass from one block to the next: models/layers/streaming_state.py on MLX.
+"""The state that layers pass from one block to the next: models/layers/streaming_state.py on MLX.
 
 Sequences are (batch, time, channels), keys and values (batch, heads, time, width).
 """
@@ -26,10 +26,10 @@ class BlockState:
         self,
         past: SavedArrays | None,
         *,
-        advance: Fraction,
-        store: bool,
-        max_positions: int | None,
-        padded: tuple[int, mx.array] | None,
+        advance: Fraction = Fraction(1),
+        store: bool = True,
+        max_positions: int | None = None,
+        padded: tuple[int, mx.array] | None = None,
     ) -> None:
         self._past = None if past is None else list(reversed(past))
         self._advance, self._store, self._max_positions = advance, store, max_positions
@@ -46,6 +46,14 @@ class BlockState:
         """The positions whose keys and values the next attention layer has."""
         return 0 if self._past is None else int(self._past[-1].shape[2])
 
+    def take(self) -> mx.array | None:
+        """Return the next array of the past, None at the start."""
+        return None if self._past is None else self._past.pop()
+
+    def save(self, x: mx.array) -> None:
+        """Save a copy for the next block: a view would keep the memory of the whole block."""
+        self._saved.append(mx.contiguous(x))
+
     def mask(self, positions: int, keys: int) -> mx.array | None:
         """Return which of the keys are no padding, None for all; the last `positions` are this block's."""
         if self._padded is None:
@@ -53,12 +61,14 @@ class BlockState:
         tokens, real = self._padded
         return mx.arange(keys) < keys - positions + real * (positions // tokens)
 
-    def prepend_inputs(self, x: mx.array, width: int) -> mx.array:
-        """Return x after the `width` inputs before it, which are zeros at the start."""
-        past = mx.zeros((len(x), width, x.shape[2]), x.dtype) if self._past is None else self._past.pop()
+    def prepend_inputs(self, x: mx.array, width: int, *, start: float = 0.0) -> mx.array:
+        """Return x after the `width` inputs before it, which are `start` before the first block."""
+        past = (
+            mx.full((len(x), width, *x.shape[2:]), start, x.dtype) if self._past is None else self._past.pop()
+        )
         joined = mx.concatenate([past, x], axis=1)
-        start = int(self._advance * x.shape[1])
-        self._saved.append(mx.contiguous(joined[:, start : start + width]))
+        first = int(self._advance * x.shape[1])
+        self.save(joined[:, first : first + width])
         return joined
 
     def prepend_kv(self, x: mx.array) -> mx.array:
