@@ -12,13 +12,11 @@ const CARD = "export.json";
 const FORMAT = "nightingale-onnx";
 const VERSION = 1;
 const GRAPHS = ["embed_tokens", "language_model", "flow_block", "vocoder_block"];
-const FRAMES_PER_TOKEN = 2;
-const MIN_FIRST_FRAMES = 4;
 const PAUSE_S = 0.15;
 
 // ---- The model --------------------------------------------------------------------------------------------------
 
-const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array };
+const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 /** Fetch the files of an export and check them against its card. */
 async function fetchExport(progress) {
@@ -152,8 +150,6 @@ class Model {
         const lookahead = this.card.blocks.lookahead_tokens;
         const noFeatures = this.tensor("float32", [], [1, 0, bands]);
         let ids = [];
-        let waiting = new Float32Array(0);
-        let started = false;
         return async (tokens, final) => {
             ids.push(...tokens);
             const count = ids.length - (final ? 0 : lookahead);
@@ -166,12 +162,7 @@ class Model {
                 final: isFinal,
             });
             ids = ids.slice(count);
-            waiting = Float32Array.from([...waiting, ...mel.data]);
-            const frames = waiting.length / bands;
-            if (!started && !final && frames < MIN_FIRST_FRAMES) return new Float32Array(0);
-            const block = new this.ort.Tensor("float32", waiting, [1, frames, bands]);
-            [waiting, started] = [new Float32Array(0), true];
-            return (await run("vocoder_block", { mel: block, final: isFinal })).waveform.data;
+            return (await run("vocoder_block", { mel, final: isFinal })).waveform.data;
         };
     }
 

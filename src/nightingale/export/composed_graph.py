@@ -1,15 +1,13 @@
 """A graph that is composed of the graphs of backends/onnx, and the file that several graphs keep their weights in.
 
 Weights are stored as small as that is possible without a change of value: matrices of the compact format in int8,
-one scale for each row. A Cast and a Mul restore float32; ONNX Runtime folds them into constants when it loads
-the graph, so a step costs nothing more. The vocoder's weights are products of stored weights and are
-rounded to float16.
+one scale for each row, and other tensors in float16 if they fit. A Cast and a Mul restore float32; ONNX Runtime folds
+them into constants when it loads the graph, so a step costs nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -18,13 +16,13 @@ from numpy.typing import NDArray
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
 from nightingale.backends.onnx.numpy_weights import Floats
-from nightingale.backends.onnx.protobuf import FLOAT, FLOAT16, INT8
+from nightingale.backends.onnx.protobuf import FLOAT, FLOAT16, INT8, INT64
 
 ALIGNMENT: Final = 64
 SMALL: Final = 1024
 """Smaller tensors are stored as they are."""
 INT8_MAX: Final = 127
-DTYPES: Final = {1: "float32", 7: "int64", 11: "float64"}
+DTYPES: Final = {FLOAT: "float32", INT64: "int64"}
 """Names of ONNX's types of inputs and outputs."""
 
 
@@ -71,8 +69,6 @@ class ComposedGraph(NetworkGraph):
         values: Mapping[str, str],
         *,
         weights: str = "",
-        float16: bool = False,
-        polynomial_cos: bool = False,
     ) -> None:
         """Add the operations of a graph.
 
@@ -81,8 +77,6 @@ class ComposedGraph(NetworkGraph):
             prefix: Of its names in this one.
             values: The values of this graph that its inputs and outputs become.
             weights: The prefix of its weights, where two parts share them.
-            float16: Store weights in float16 that int8 cannot represent.
-            polynomial_cos: Compute cosines by `cos`.
         """
         names = {"": "", **values}
         shapes = {value.name: value.shape for value in part.inputs}
@@ -95,7 +89,7 @@ class ComposedGraph(NetworkGraph):
             names |= {cache.name: own, NEW + cache.name: NEW + own}
         assert shapes.keys() <= names.keys(), f"{prefix} lacks {sorted(shapes.keys() - names.keys())}"
         for name, value in part.initializers.items():
-            names[name] = self.store(f"{weights or prefix}.{name}", value, float16=float16)
+            names[name] = self.store(f"{weights or prefix}.{name}", value)
         for constant in part.constants:
             if constant.name not in self._names:
                 self._names.add(constant.name)
@@ -106,9 +100,6 @@ class ComposedGraph(NetworkGraph):
                 [names.get(name, f"{prefix}.{name}") for name in group]
                 for group in (node.inputs, node.outputs)
             )
-            if polynomial_cos and node.op_type == "Cos":
-                self.cos(inputs[0], outputs[0])
-                continue
             self.nodes.append(node._replace(name=f"{prefix}.{node.name}", inputs=inputs, outputs=outputs))
 
     def state(
@@ -119,8 +110,9 @@ class ComposedGraph(NetworkGraph):
         sizes: With a name for each that changes. start: The shape at the start of a stream.
         """
         if not self.streaming:
-            value = np.full(start, fill, DTYPES[dtype])
-            return self.constant(name, dtype, start, value.tobytes())
+            value = np.array(fill, DTYPES[dtype])
+            one = self.constant(f"{name}.fill", dtype, value.shape, value.tobytes())
+            return self.node("Expand", [one, self.ints(*start)], [name])
         self.states.append(StreamState(name, DTYPES[dtype], start, fill))
         self.output(NEW + name, dtype, sizes)
         return self.input(name, dtype, sizes)
@@ -128,7 +120,7 @@ class ComposedGraph(NetworkGraph):
     def tensor(self, name: str, value: NDArray[Any]) -> str:
         return self.store(name, value)
 
-    def store(self, name: str, value: NDArray[Any], *, float16: bool = False) -> str:
+    def store(self, name: str, value: NDArray[Any]) -> str:
         """Add weights, once for each name, in the smallest type that keeps their values."""
         if name in self._names:
             return name
@@ -140,10 +132,10 @@ class ComposedGraph(NetworkGraph):
             codes = self._write(f"{name}.codes", INT8, rows[0])
             scales = self._write(f"{name}.scales", FLOAT, rows[1])
             return self.node("Mul", [self.node("Cast", [codes], to=FLOAT), scales], [name])
-        if float16 and np.abs(value).max() < np.finfo(np.float16).max:
-            return self.node(
-                "Cast", [self._write(f"{name}.half", FLOAT16, value.astype(np.float16))], [name], to=FLOAT
-            )
+        with np.errstate(over="ignore"):
+            half = value.astype(np.float16)
+        if np.array_equal(half, value):
+            return self.node("Cast", [self._write(f"{name}.half", FLOAT16, half)], [name], to=FLOAT)
         return self._write(name, FLOAT, value)
 
     def _write(self, name: str, dtype: int, value: NDArray[Any]) -> str:
@@ -159,38 +151,14 @@ class ComposedGraph(NetworkGraph):
         parts = [self.ints(size) if isinstance(size, int) else size for size in sizes]
         return self.node("ConstantOfShape", [self.node("Concat", parts, axis=0)])
 
-    def cut(self, x: str, start: str, end: str, axis: int, *, step: int = 1) -> str:
+    def cut(self, x: str, start: str, end: str, axis: int) -> str:
         """Slice by values (1,)."""
-        return self.node("Slice", [x, start, end, self.ints(axis), self.ints(step)])
-
-    def cos(self, x: str, out: str) -> None:
-        """Add a cosine to 1e-4 by operations that WebAssembly runs four values at a time.
-
-        Its own Cos takes 26 ns a value there, and each of these twelve about 1.5 ns.
-        """
-        turns = self.node("Mul", [x, self.number(1 / (2 * np.pi))])
-        part = self.node("Sub", [turns, self.node("Round", [turns])])
-        square = self.node("Mul", [part, part])
-        *factors, last = cos_polynomial()
-        total = self.number(last)
-        for number, factor in enumerate(reversed(factors)):
-            product = self.node("Mul", [square, total])
-            outputs = [out] if number == len(factors) - 1 else []
-            total = self.node("Add", [product, self.number(factor)], outputs)
+        return self.node("Slice", [x, start, end, self.ints(axis)])
 
     def range(self, start: str, end: str, step: int = 1) -> str:
         """Return whole numbers between values (1,)."""
         ends = [self.node("Squeeze", [one]) for one in (start, end, self.ints(step))]
         return self.node("Range", ends)
-
-
-@lru_cache
-def cos_polynomial() -> list[float]:
-    """Return factors of 1, x², x⁴ … for cos(2πx) with |x| up to a half, fitted at Chebyshev's nodes."""
-    squares = 0.125 * (1 + np.cos(np.pi * (np.arange(64) + 0.5) / 64))
-    wave = np.cos(2 * np.pi * np.sqrt(squares))
-    factors: list[float] = np.polynomial.polynomial.polyfit(squares, wave, 4).tolist()
-    return factors
 
 
 def exact_int8_rows(value: Floats) -> tuple[NDArray[np.int8], Floats] | None:

@@ -5,11 +5,12 @@
     DIR/voices.json               what speech_encoder returns, for each voice of the model
     DIR/NAME.onnx, NAME.onnx_data    docs/export.md describes each graph
 
-Nothing here needs PyTorch.
+Nothing here needs PyTorch. The package `onnx` reads the vocoder's graph.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -21,14 +22,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nightingale.backends.onnx.capabilities import VOCODER_GRAPHS
 from nightingale.backends.onnx.embeddings import torch_reason
 from nightingale.backends.onnx.numpy_weights import (
     dequantize,
     encoder_weights,
     fitting_weights,
     flow_weights,
-    hift_weights,
     t3_weights,
+    vocoder_weights,
 )
 from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model, load_model
@@ -40,8 +42,10 @@ from nightingale.export.language_graphs import embed_tokens, language_model
 from nightingale.export.onnx_check import compare_with_engine
 from nightingale.export.onnx_model import CARD, FORMAT, FORMAT_VERSION, ExportedModel, hash_of
 from nightingale.export.speech_encoder_graph import speech_encoder
+from nightingale.install import install_command
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale.text.punctuation import ENGLISH
 from nightingale.text.tokenizer import SPACE
 from nightingale.voices.voice import Voice
@@ -54,9 +58,11 @@ def export(model: str, folder: Path, *, note: Note) -> None:
     """Write a wren-like model into an empty folder and compare it with the engine.
 
     Raises:
-        ConfigError: The model cannot be exported.
+        ConfigError: The model cannot be exported, or `onnx` is not installed.
         CheckpointError: The export differs from the engine.
     """
+    if importlib.util.find_spec("onnx") is None:
+        raise ConfigError("the package onnx is not installed", fix=f"Install it: {install_command('onnx')}.")
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded)
     with fitting_weights(loaded.source):
@@ -75,7 +81,8 @@ def check_supported(model: Model) -> None:
     """Refuse models with parts that the graphs lack."""
     preset = model.info.preset
     reason = "it has no weights" if model.info.synthetic else torch_reason(preset.t3)
-    if reason is None and (preset.xvector is not None or not preset.hift.causal or preset.flow.noise_scale):
+    is_like_wren = preset.xvector is None and preset.vocoder in VOCODER_GRAPHS and not preset.flow.noise_scale
+    if reason is None and not is_like_wren:
         reason = "its flow and vocoder are not those of wren"
     if reason is not None:
         raise ConfigError(
@@ -87,8 +94,13 @@ def check_supported(model: Model) -> None:
 
 def write_graphs(model: Model, folder: Path) -> dict[str, Any]:
     """Write all graphs and their weights; return their part of the card."""
+    from nightingale.export.vocoder_graph import read_vocoder_graph  # imports the package onnx
+
     preset, source = model.info.preset, model.source
-    t3, flow, hift = t3_weights(source), flow_weights(source), hift_weights(source)
+    t3, flow = t3_weights(source), flow_weights(source)
+    config = preset.vocoder
+    assert isinstance(config, FrameVocoderConfig)
+    vocoder = read_vocoder_graph(VOCODER_GRAPHS[config], config, vocoder_weights(source))
     encoders = {name: encoder_weights(source, name) for name in ("speech_tokenizer", "voice_encoder")}
     prompt_samples = int(model.defaults.flow_prompt_seconds * CLOCKS.sample_rate_hz)
     positions = model.info.max_positions + 1
@@ -103,9 +115,9 @@ def write_graphs(model: Model, folder: Path) -> dict[str, Any]:
             "language_model",
             lambda file: language_model(preset.t3, t3, file, positions=positions),
         ),
-        decoder: (decoder, lambda file: conditional_decoder(preset.flow, flow, preset.hift, hift, file)),
+        decoder: (decoder, lambda file: conditional_decoder(preset.flow, flow, vocoder, file)),
         "flow_block": (decoder, lambda file: flow_block(preset.flow, flow, file)),
-        "vocoder_block": (decoder, lambda file: vocoder_block(preset.hift, hift, file)),
+        "vocoder_block": (decoder, lambda file: vocoder_block(config, vocoder, file)),
     }
     files = {
         name: WeightsFile(folder / f"{name}.onnx_data") for name in {owner for owner, _ in builders.values()}

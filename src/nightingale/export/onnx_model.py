@@ -33,7 +33,6 @@ GRAPHS: Final = (
     "vocoder_block",
 )
 FRAMES_PER_TOKEN: Final = 2
-MIN_FIRST_FRAMES: Final = 4
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -120,7 +119,7 @@ class ExportedModel:
         prompt = arrays["audio_tokens"][0].tolist()
         flow, vocoder = self._start("flow_block"), self._start("vocoder_block")
         # Tokens that no block has rendered yet, and the frames of those that belong to the prompt.
-        ids, hidden, waiting = prompt, FRAMES_PER_TOKEN * len(prompt), np.zeros((1, 0, 80), np.float32)
+        ids, hidden = prompt, FRAMES_PER_TOKEN * len(prompt)
         for size, final in [(0, False)] * (len(prompt) > lookahead) + cut_blocks(len(tokens), blocks):
             ids, tokens = ids + tokens[:size], tokens[size:]
             count = len(ids) - (0 if final else lookahead)
@@ -137,12 +136,9 @@ class ExportedModel:
             ids, features = ids[count:], features[:, frames:]
             skipped = min(hidden, frames)
             hidden -= skipped
-            waiting = np.concatenate([waiting, mel[:, skipped:]], axis=1)
-            started = vocoder["vocoder.frames"][0] > 0
-            if waiting.shape[1] and (final or started or waiting.shape[1] >= MIN_FIRST_FRAMES):
-                inputs = {"mel": waiting, "final": np.array([final], np.int64)}
+            if skipped < frames:
+                inputs = {"mel": mel[:, skipped:], "final": np.array([final], np.int64)}
                 yield self._run_block("vocoder_block", inputs, vocoder)["waveform"][0]
-                waiting = waiting[:, :0]
 
     def run(self, graph: str, inputs: Arrays) -> Arrays:
         """Run a graph once."""
