@@ -36,7 +36,7 @@ MAX_RTF = 1.0
 MAX_ERROR_DB = -45.0
 """The difference between WebAssembly and Python: rounding moves the phase of the pitch a little."""
 MAX_WORD_ERRORS = 0.25
-"""The share of 18 words. Measured: tiny reads all of them, base "noticed" for "did not notice", 0.17."""
+"""The share of 18 words. Measured: both recognizers read all of them."""
 LOAD_MS = 120_000
 SPEAK = """async ([text, voice]) => {
     const { samples, ...rest } = await nightingale.speak(text, { voice, greedy: true, play: false });
