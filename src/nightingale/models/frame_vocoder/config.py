@@ -37,8 +37,14 @@ MAX_HARMONIC_HZ: Final = 11_000.0
 """Harmonics above it are left out; they would alias."""
 LOWEST_PITCH_HZ: Final = 40.0
 """The number of harmonics does not grow below it."""
+PITCH_UNIT_HZ: Final = 50.0
+"""The first layer sees the logarithm of 1 + pitch / this."""
+SMALL_SINE: Final = 1e-5
+"""Below it the closed form of the harmonics is replaced by its limit."""
 PHASE_UNITS: Final = 1 << 20
 """The phase at the start of a frame is a multiple of a cycle over this, so that sums of phases are exact."""
+HEAD_PARTS: Final = 5
+"""Numbers that the head predicts for each bin: log A, φ, log B, and the two parts of c."""
 MAX_LOG_MAGNITUDE: Final = 5.5
 SAMPLE_LIMIT: Final = 0.99
 

@@ -30,6 +30,7 @@ from nightingale.models.frame_vocoder.config import (
     COLUMNS_PER_FRAME,
     COLUMNS_PER_STEP,
     FRAME_SAMPLES,
+    HEAD_PARTS,
     HOP_SAMPLES,
     LOOKAHEAD_FRAMES,
     LOWEST_PITCH_HZ,
@@ -41,9 +42,11 @@ from nightingale.models.frame_vocoder.config import (
     PITCH_LAYER_TAPS,
     PITCH_LAYERS,
     PITCH_TAPS,
+    PITCH_UNIT_HZ,
     SAMPLE_LIMIT,
     SILENT_LOG_MEL,
     SILENT_STATES,
+    SMALL_SINE,
     STEPS_PER_FRAME,
     VOICED_ABOVE_HZ,
     WINDOW_SAMPLES,
@@ -53,11 +56,8 @@ from nightingale.models.frame_vocoder.config import (
 from nightingale.models.frame_vocoder.transforms import matrices, noise_gain, tone_gain
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
-PARTS = 5
-"""Numbers that the head predicts for each bin: log A, φ, log B, and the two parts of c."""
 WINDOWS = WINDOW_SAMPLES // HOP_SAMPLES
 """Windows that overlap at each sample."""
-SMALL_SINE = 1e-5
 
 
 class PitchPredictor(nn.Module):
@@ -131,7 +131,7 @@ class FrameVocoder(nn.Module):
         self.blocks = nn.ModuleList(
             ConvNeXtBlock(width, config.hidden, config.blocks) for _ in range(config.blocks)
         )
-        self.head = nn.Linear(width, COLUMNS_PER_STEP * PARTS * BINS)
+        self.head = nn.Linear(width, COLUMNS_PER_STEP * HEAD_PARTS * BINS)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
         nn.init.normal_(self.tone_in.weight, std=0.05)
@@ -180,7 +180,7 @@ class FrameVocoder(nn.Module):
         x = self.norm_in(steps).to(self.block_dtype)
         for block in self.blocks:
             x = block(x, state)
-        y = self.head(self.norm_out(x.float())).reshape(rows, COLUMNS_PER_FRAME * frames, PARTS, BINS)
+        y = self.head(self.norm_out(x.float())).reshape(rows, COLUMNS_PER_FRAME * frames, HEAD_PARTS, BINS)
         spectrum = _filtered(y, self._prior(known, frames), tone, hiss)
         return self._overlap_add(spectrum @ self.synthesis, state).clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
 
@@ -261,11 +261,11 @@ class FrameVocoder(nn.Module):
 def _voicing(f0_hz: Tensor) -> Tensor:
     """Return what the first layer sees of the pitch: (batch, 2, frames)."""
     voiced = (f0_hz > VOICED_ABOVE_HZ).to(f0_hz.dtype)
-    return torch.stack([voiced, torch.log1p(f0_hz / 50.0) * voiced], dim=1)
+    return torch.stack([voiced, torch.log1p(f0_hz / PITCH_UNIT_HZ) * voiced], dim=1)
 
 
 def _filtered(y: Tensor, prior: Tensor, tone: Tensor, hiss: Tensor) -> Tensor:
-    """Return the spectra (batch, columns, 2·bins) from the head's numbers (batch, columns, PARTS, bins)."""
+    """Return the spectra (batch, columns, 2·bins) from the head's numbers (batch, columns, HEAD_PARTS, bins)."""
     log_tone, phase, log_noise, real_part, imaginary_part = y.unbind(2)
     tone_level = (log_tone + prior).clamp(max=MAX_LOG_MAGNITUDE).exp()
     noise_level = (log_noise + prior).clamp(max=MAX_LOG_MAGNITUDE).exp()

@@ -28,10 +28,6 @@ from nightingale.clocks import CLOCKS
 from nightingale.models.frame_vocoder import config as sizes
 from nightingale.models.frame_vocoder.transforms import matrices, noise_gain, tone_gain
 
-PARTS = 5
-"""Numbers that the head predicts for each bin: log A, φ, log B, and the two parts of c."""
-SMALL_SINE = 1e-5
-
 
 class ConvNeXtBlock(NamedTuple):
     """A causal ConvNeXt block on (rows, steps, width), in the precision of its input."""
@@ -74,7 +70,9 @@ class MlxFrameVocoder:
         self.tone_in = take_linear(weights, "tone_in", sizes.COLUMNS_PER_STEP * 2 * sizes.BINS, width)
         self.norm_in = take_norm(weights, "norm_in", width)
         self.norm_out = take_norm(weights, "norm_out", width)
-        self.head = take_linear(weights, "head", width, sizes.COLUMNS_PER_STEP * PARTS * sizes.BINS)
+        self.head = take_linear(
+            weights, "head", width, sizes.COLUMNS_PER_STEP * sizes.HEAD_PARTS * sizes.BINS
+        )
         weights.dtype = dtype
         self.blocks = [_take_block(config, weights, f"blocks.{number}") for number in range(config.blocks)]
         constants = {name: mx.array(matrix) for name, matrix in matrices(bands).items()}
@@ -112,7 +110,7 @@ class MlxFrameVocoder:
         columns = sizes.COLUMNS_PER_FRAME * frames
         known = state.prepend_inputs(mel, sizes.MEL_TAPS - 1, start=sizes.SILENT_LOG_MEL)
         voiced = (f0_hz > sizes.VOICED_ABOVE_HZ).astype(mx.float32)
-        voicing = mx.stack([voiced, mx.log1p(f0_hz / 50.0) * voiced], axis=2)
+        voicing = mx.stack([voiced, mx.log1p(f0_hz / sizes.PITCH_UNIT_HZ) * voiced], axis=2)
         voicing = state.prepend_inputs(voicing, sizes.PITCH_TAPS - 1)
         x = self.to_steps(self.mel_in.unpadded(known) + self.pitch_in.unpadded(voicing))
         tone = self._spectra(self._tone(f0_hz, state)).reshape(rows, columns, -1)
@@ -121,7 +119,7 @@ class MlxFrameVocoder:
         x = self.norm_in(x + self.tone_in(tone.reshape(*x.shape[:2], -1))).astype(self.dtype)
         for block in self.blocks:
             x = block(x, state)
-        y = self.head(self.norm_out(x.astype(mx.float32))).reshape(rows, columns, PARTS, -1)
+        y = self.head(self.norm_out(x.astype(mx.float32))).reshape(rows, columns, sizes.HEAD_PARTS, -1)
         spectrum = _filtered(y, self._prior(known, frames), tone, self._spectra(hiss))
         samples, overlap = self.synthesis(spectrum, state.take())
         state.save(overlap)
@@ -185,14 +183,16 @@ def _harmonics(hz: mx.array, start: mx.array, place_s: mx.array) -> mx.array:
     half = (cycles - mx.round(cycles)) * math.pi
     count = mx.floor(sizes.MAX_HARMONIC_HZ / mx.maximum(hz, sizes.LOWEST_PITCH_HZ))
     sine = mx.sin(half)
-    is_small = mx.abs(sine) < SMALL_SINE
+    is_small = mx.abs(sine) < sizes.SMALL_SINE
     ratio = mx.sin((2 * count + 1) * half) / mx.where(is_small, 1.0, sine)
     return mx.where(is_small, count, 0.5 * ratio - 0.5) * (hz > sizes.VOICED_ABOVE_HZ) * tone_gain()
 
 
 def _filtered(y: mx.array, prior: mx.array, tone: mx.array, hiss: mx.array) -> mx.array:
-    """Return the spectra (rows, columns, 2·bins) from the head's numbers (rows, columns, PARTS, bins)."""
-    log_tone, phase, log_noise, real_part, imaginary_part = (y[:, :, part] for part in range(PARTS))
+    """Return the spectra (rows, columns, 2·bins) from the head's numbers (rows, columns, HEAD_PARTS, bins)."""
+    log_tone, phase, log_noise, real_part, imaginary_part = (
+        y[:, :, part] for part in range(sizes.HEAD_PARTS)
+    )
     tone_level = mx.exp(mx.minimum(log_tone + prior, sizes.MAX_LOG_MAGNITUDE))
     noise_level = mx.exp(mx.minimum(log_noise + prior, sizes.MAX_LOG_MAGNITUDE))
     cos, sin = mx.cos(phase), mx.sin(phase)

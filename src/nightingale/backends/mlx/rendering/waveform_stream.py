@@ -18,10 +18,11 @@ from nightingale.backends.mlx.rendering.block_state import SavedArrays
 from nightingale.backends.mlx.rendering.frame_vocoder import MlxFrameVocoder
 from nightingale.backends.mlx.rendering.hift_blocks import HiftBlocks, Noise
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
-from nightingale.backends.shared.vocoder_blocks import SILENT_LOG_MEL, VocoderBlocks
+from nightingale.backends.shared.vocoder_blocks import VocoderBlocks
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import first_uniforms, stream_key
 from nightingale.models.chatterbox.hift.config import HARMONICS
+from nightingale.models.frame_vocoder.config import SILENT_LOG_MEL
 from nightingale.types import Samples
 
 TIME_BLOCK_FRAMES = 128
