@@ -101,12 +101,9 @@ final class Wren {
     return try await run(flow, inputs, "mel", &caches)
   }
 
-  /// One vocoder block: a window of 31 frames, band by band, to 9600 samples.
-  func samples(_ window: [Float], inside: [Float], noise: [Float], first: Bool, caches: inout Values) async throws -> [Float] {
-    let inputs: Values = [
-      "mel": array(window, [1, 80, inside.count]), "inside": array(inside, [1, 1, inside.count]),
-      "noise": array(noise, [1, noise.count]), "first": array([Float(first ? 1 : 0)], [1]),
-    ]
+  /// One vocoder block: 24 frames of mel, as `mel` returns them, and normal noise for each sample, to 11520 samples.
+  func samples(_ mel: [Float], noise: [Float], caches: inout Values) async throws -> [Float] {
+    let inputs: Values = ["mel": array(mel, [1, 24, 80]), "noise": array(noise, [1, noise.count])]
     return try await run(vocoder, inputs, "samples", &caches)
   }
 
@@ -115,8 +112,7 @@ final class Wren {
     let provider = try MLDictionaryFeatureProvider(dictionary: inputs.merging(caches) { own, _ in own })
     let outputs = try await model.prediction(from: provider)
     for name in caches.keys {
-      let next = name == "cycles" ? "next_cycles" : name.replacingOccurrences(of: "cache_", with: "next_")
-      caches[name] = outputs.featureValue(for: next)!
+      caches[name] = outputs.featureValue(for: name.replacingOccurrences(of: "cache_", with: "next_"))!
     }
     return outputs.featureValue(for: output)!.shapedArrayValue(of: Float.self)!.scalars
   }

@@ -4,7 +4,6 @@ import java.io.File
 import java.nio.FloatBuffer
 import org.json.JSONArray
 import org.json.JSONObject
-import org.pytorch.executorch.DType
 import org.pytorch.executorch.EValue
 import org.pytorch.executorch.Module
 import org.pytorch.executorch.Tensor
@@ -22,8 +21,7 @@ class Wren(folder: File) {
         return (0 until inputs.length()).map { inputs.getJSONObject(it) }.filter { it.has("start") }.map { value ->
             val shape = longs(value.getJSONArray("shape"))
             val count = shape.fold(1L, Long::times).toInt()
-            if (value.getString("dtype") == "float64") Tensor.fromBlob(DoubleArray(count), shape)
-            else Tensor.fromBlob(FloatArray(count) { value.getDouble("start").toFloat() }, shape)
+            Tensor.fromBlob(FloatArray(count) { value.getDouble("start").toFloat() }, shape)
         }
     }
 
@@ -96,13 +94,11 @@ class Wren(folder: File) {
         return mel
     }
 
-    /** One vocoder block: a window of 31 frames, band by band, to 9600 samples; and the next caches. */
-    fun samples(window: FloatArray, inside: FloatArray, noise: FloatArray, first: Boolean, caches: List<Tensor>): Pair<FloatArray, List<Tensor>> {
+    /** One vocoder block: 24 frames of mel, as `mel` returns them, and normal noise for each sample, to 11520 samples; and the next caches. */
+    fun samples(mel: FloatArray, noise: FloatArray, caches: List<Tensor>): Pair<FloatArray, List<Tensor>> {
         val inputs = listOf(
-            Tensor.fromBlob(window, longArrayOf(1, 80, inside.size.toLong())),
-            Tensor.fromBlob(inside, longArrayOf(1, 1, inside.size.toLong())),
+            Tensor.fromBlob(mel, longArrayOf(1, 24, 80)),
             Tensor.fromBlob(noise, longArrayOf(1, noise.size.toLong())),
-            Tensor.fromBlob(floatArrayOf(if (first) 1f else 0f), longArrayOf(1)),
         )
         val (outputs, next) = run(vocoder, "forward", inputs, caches)
         return outputs[0].dataAsFloatArray to next
@@ -111,8 +107,7 @@ class Wren(folder: File) {
     /** Run a method; return copies of its first `results` outputs and, as the next caches, of the others. */
     private fun run(module: Module, method: String, inputs: List<Tensor>, caches: List<Tensor>, results: Int = 1): Pair<List<Tensor>, List<Tensor>> {
         val outputs = module.execute(method, *values(inputs + caches)).map { it.toTensor() }.map {
-            if (it.dtype() == DType.DOUBLE) Tensor.fromBlob(it.dataAsDoubleArray, it.shape())
-            else Tensor.fromBlob(it.dataAsFloatArray, it.shape())
+            Tensor.fromBlob(it.dataAsFloatArray, it.shape())
         }
         return outputs.take(results) to outputs.drop(results)
     }

@@ -4,7 +4,7 @@ import ExecuTorch
 import Foundation
 
 struct Card: Decodable {
-  struct Value: Decodable { let name: String; let dtype: String; let shape: [Int]; let start: Float? }
+  struct Value: Decodable { let name: String; let shape: [Int]; let start: Float? }
   struct Method: Decodable { let inputs: [Value]; let outputs: [Value] }
   struct T3: Decodable {
     let capacity, prefill_tokens, speech_offset, speaker_id, start_text, stop_text, start_speech, stop_speech: Int
@@ -28,9 +28,7 @@ final class Wren {
   /// The caches of an utterance's start: the inputs of a method that have a start value.
   func start(_ file: String, _ method: String) -> [any ValueConvertible] {
     card.programs[file]![method]!.inputs.filter { $0.start != nil }.map { value in
-      value.dtype == "float64"
-        ? Tensor<Double>.zeros(shape: value.shape)
-        : Tensor<Float>.full(shape: value.shape, scalar: value.start!)
+      Tensor<Float>.full(shape: value.shape, scalar: value.start!)
     }
   }
 
@@ -96,11 +94,10 @@ final class Wren {
     return mel
   }
 
-  /// One vocoder block: a window of 31 frames, band by band, to 9600 samples, and the next caches.
-  func samples(_ window: [Float], inside: [Float], noise: [Float], first: Bool, caches: inout [any ValueConvertible]) throws -> [Float] {
+  /// One vocoder block: 24 frames of mel, as `mel` returns them, and normal noise for each sample, to 11520 samples.
+  func samples(_ mel: [Float], noise: [Float], caches: inout [any ValueConvertible]) throws -> [Float] {
     let inputs: [any ValueConvertible] = [
-      Tensor<Float>(window, shape: [1, 80, inside.count]), Tensor<Float>(inside, shape: [1, 1, inside.count]),
-      Tensor<Float>(noise, shape: [1, noise.count]), Tensor<Float>([first ? 1 : 0]),
+      Tensor<Float>(mel, shape: [1, 24, 80]), Tensor<Float>(noise, shape: [1, noise.count]),
     ]
     return try run(vocoder, "forward", inputs, &caches)[0].scalars()
   }
@@ -112,7 +109,6 @@ final class Wren {
   ) throws -> [Tensor<Float>] {
     let outputs = try module.execute(method, inputs + caches)
     caches = outputs.dropFirst(results).map { value in
-      if let cycles: Tensor<Double> = value.tensor() { return cycles.copy() }
       let cache: Tensor<Float> = value.tensor()!
       return cache.copy()
     }

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_phone import (
@@ -17,23 +18,24 @@ from tiny_phone import (
     tiny_model,
     tiny_networks,
     tiny_voices,
-    voiced_hift,
+    voiced_vocoder,
 )
 
+from nightingale.backends.shared.vocoder_blocks import VocoderBlocks
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.export.phone.executorch import StaticPrograms, trace
 from nightingale.export.phone.executorch_model import FORMAT, FORMAT_VERSION, ExecutorchModel
 from nightingale.export.phone.phone_card import check_supported, make_card
 from nightingale.export.phone.phone_check import compare_with_engine
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import ENGLISH
+from nightingale.models.frame_vocoder.network import FrameVocoder
 
 
 @cache
-def tiny(hift: Hift | None = None) -> ExecutorchModel:
+def tiny(vocoder: FrameVocoder | None = None) -> ExecutorchModel:
     """Return the modules of a small model, which take the place of programs."""
     t3, flow, own = tiny_networks()
-    programs = StaticPrograms(t3, flow, hift or own, SIZES)
+    programs = StaticPrograms(t3, flow, vocoder or own, SIZES)
     card = make_card(tiny_model(), SIZES, {}, kind=FORMAT, version=FORMAT_VERSION)
     card["programs"] = programs.describe()
     return ExecutorchModel(json.loads(json.dumps(card)), programs.files, tiny_voices())
@@ -57,14 +59,35 @@ def test_mel_blocks_equal_the_references(tokens: int) -> None:
     check_mel(tiny(), tokens, atol=2e-5)
 
 
-@pytest.mark.parametrize("frames", [3, 6, 26, 30])
+@pytest.mark.parametrize("frames", [3, 6, 26, 30, 33])
 def test_samples_equal_the_references(frames: int) -> None:
     check_samples(tiny(), frames, -60)
 
 
 def test_voiced_frames_equal_the_references() -> None:
-    hift = voiced_hift()
-    check_samples(tiny(hift), 33, -60, hift)
+    vocoder = voiced_vocoder()
+    check_samples(tiny(vocoder), 33, -60, vocoder)
+
+
+@torch.inference_mode()
+def test_samples_lie_where_the_card_says() -> None:
+    """An app renders whole blocks up to the end of the silence, and drops samples at both ends."""
+    frames, sizes = 23, tiny().card["vocoder"]
+    size = sizes["block_frames"]
+    mel = torch.randn(frames, 80, generator=torch.Generator().manual_seed(0)) * 2 - 5
+    blocks = -(-(frames + sizes["flush_frames"]) // size)
+    padded = torch.full((1, blocks * size, 80), sizes["silent_log_mel"])
+    padded[0, :frames] = mel
+    render, noise = tiny().open_vocoder(), VocoderBlocks(seed=0)
+    rendered = np.concatenate(
+        [
+            render(block, torch.from_numpy(noise.noise(size))[None]).numpy()
+            for block in torch.split(padded, size, 1)
+        ]
+    )
+    samples = rendered[sizes["delay_samples"] :][: 480 * frames]
+    expected = np.concatenate(list(tiny().vocode([mel], seed=0)))
+    np.testing.assert_array_equal(samples[960:], expected[960:])  # after the fade-in
 
 
 @torch.no_grad()

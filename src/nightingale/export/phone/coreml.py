@@ -8,8 +8,8 @@
     DIR/tokenizer.json        the text vocabulary
     DIR/voices/NAME.f32       T3's speaker, then the flow's speaker, float32, little-endian
 
-Everything is computed in float16, so that the Neural Engine may run it, except the pitch and the phase of the
-excitation. docs/export.md shows how an app uses the files; coreml_model.py is the same loop in Python.
+Everything is computed in float16, so that the Neural Engine may run it, except the vocoder's pitch and
+phase. docs/export.md shows how an app uses the files; coreml_model.py is the same loop in Python.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from nightingale.export import Note
 from nightingale.export.phone.coreml_model import FORMAT, FORMAT_VERSION, CoremlModel
 from nightingale.export.phone.coreml_modules import (
     CACHE,
+    FLOAT32_HANDLE,
     CoremlFlow,
     CoremlModule,
     CoremlT3,
@@ -48,11 +49,10 @@ from nightingale.export.phone.phone_card import (
     write_voices,
 )
 from nightingale.export.phone.phone_check import ExportLimits, compare_with_engine, load_networks
-from nightingale.export.phone.static_vocoder import StaticExcitation
 from nightingale.install import install_command
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.frame_vocoder.network import FrameVocoder
 
 LIMITS: Final = ExportLimits(other_tokens=3, logits=0.1, mel=0.05, samples_db=-40.0)
 """For float16, which has 11 bits: the most likely tokens of a sentence are nearly equal a few times."""
@@ -74,8 +74,8 @@ def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportS
         )
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded, "Core ML")
-    t3, flow, hift = load_networks(loaded)
-    programs = write_packages(t3, flow, hift, sizes, folder, note)
+    t3, flow, vocoder = load_networks(loaded)
+    programs = write_packages(t3, flow, vocoder, sizes, folder, note)
     shutil.copyfile(loaded.source.files["tokenizer"], folder / TOKENIZER)
     voices = write_voices(loaded, folder, t3, flow)
     card = make_card(loaded, sizes, voices, kind=FORMAT, version=FORMAT_VERSION)
@@ -96,7 +96,9 @@ def missing_reason() -> str | None:
     return f"coremltools was installed without {', '.join(missing)}" if missing else None
 
 
-def coreml_modules(t3: T3, flow: Flow, hift: Hift, sizes: ExportSizes) -> dict[str, dict[str, CoremlModule]]:
+def coreml_modules(
+    t3: T3, flow: Flow, vocoder: FrameVocoder, sizes: ExportSizes
+) -> dict[str, dict[str, CoremlModule]]:
     """Return the modules of an export: {file: {function: module}}."""
     return {
         "t3": {
@@ -104,15 +106,15 @@ def coreml_modules(t3: T3, flow: Flow, hift: Hift, sizes: ExportSizes) -> dict[s
             "step": CoremlT3(t3, tokens=1, capacity=sizes.capacity),
         },
         "flow": {"main": CoremlFlow(flow, tokens=sizes.block_tokens)},
-        "vocoder": {"main": CoremlVocoder(hift, frames=sizes.block_frames)},
+        "vocoder": {"main": CoremlVocoder(vocoder, frames=sizes.block_frames)},
     }
 
 
 def write_packages(
-    t3: T3, flow: Flow, hift: Hift, sizes: ExportSizes, folder: Path, note: Note
+    t3: T3, flow: Flow, vocoder: FrameVocoder, sizes: ExportSizes, folder: Path, note: Note
 ) -> dict[str, Any]:
     """Write all packages; return the card's description of their functions."""
-    files = coreml_modules(t3, flow, hift, sizes)
+    files = coreml_modules(t3, flow, vocoder, sizes)
     for file, functions in files.items():
         note(f"converting {file}")
         write_package(functions, folder / f"{file}.mlpackage")
@@ -146,17 +148,14 @@ def convert(module: CoremlModule) -> Any:
     from coremltools.converters.mil.mil.scope import ScopeSource
 
     def is_float16(op: Any) -> bool:
-        return StaticExcitation.__name__ not in op.scopes.get(ScopeSource.TORCHSCRIPT_MODULE_TYPE, ())
+        return FLOAT32_HANDLE not in op.scopes.get(ScopeSource.EXIR_DEBUG_HANDLE, ())
 
     module.eval().requires_grad_(False)
-    inputs = module.inputs()
-    example = tuple(one.float() if one.is_floating_point() else one.clone() for one in inputs.values())
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch and coremltools, for their own code
-        traced = torch.jit.trace(module, example, check_trace=False)
         return ct.convert(
-            traced,
-            inputs=[_tensor_type(ct, name, one) for name, one in inputs.items()],
+            module.graph(),
+            inputs=[_tensor_type(ct, name, one) for name, one in module.inputs().items()],
             outputs=[ct.TensorType(name, dtype=NUMPY[dtype]) for name, dtype in module.outputs().items()],
             states=[
                 ct.StateType(_tensor_type(ct, None, getattr(module, name).half()), name=name)
@@ -180,10 +179,7 @@ def describe(module: CoremlModule) -> dict[str, Any]:
         return described | ({"start": float(one.flatten()[0])} if start else {})
 
     return {
-        "inputs": [
-            value(name, one, start=name == "cycles" or name.startswith(CACHE))
-            for name, one in module.inputs().items()
-        ],
+        "inputs": [value(name, one, start=name.startswith(CACHE)) for name, one in module.inputs().items()],
         "outputs": [
             {"name": name, "dtype": str(dtype).removeprefix("torch.")}
             for name, dtype in module.outputs().items()

@@ -65,7 +65,8 @@ class CoremlFunction:
             return torch.from_numpy(np.ascontiguousarray(known)) if isinstance(known, np.ndarray) else known
 
         for op in self._steps:
-            result = op.outputs[0]
+            results = op.outputs
+            result = results[0]
             if op.op_type == "read_state":
                 assert state is not None
                 values[result.name] = state[op.inputs["input"].name].clone()
@@ -80,9 +81,10 @@ class CoremlFunction:
                 name: one.float() if isinstance(one, Tensor) and one.dtype == torch.float16 else one
                 for name, one in given.items()
             }
-            computed = OPERATIONS[op.op_type](wide).to(DTYPES[_dtype_name(result)])
-            assert tuple(computed.shape) == tuple(result.shape), (op.op_type, computed.shape, result.shape)
-            values[result.name] = computed
+            computed = OPERATIONS[op.op_type](wide)
+            for result, one in zip(results, computed if len(results) > 1 else [computed], strict=True):
+                assert tuple(one.shape) == tuple(result.shape), (op.op_type, one.shape, result.shape)
+                values[result.name] = one.to(DTYPES[_dtype_name(result)])
         return {name: values[name] for name in self.outputs}
 
 
@@ -128,9 +130,8 @@ def _slice_update(given: Mapping[str, Any]) -> Tensor:
 
 def _conv(given: Mapping[str, Any]) -> Tensor:
     assert given["pad_type"] == "valid"
-    assert given["groups"] == 1
-    strides, dilations = given["strides"].tolist(), given["dilations"].tolist()
-    return F.conv1d(given["x"], given["weight"], given.get("bias"), strides, 0, dilations)
+    assert given["groups"] == given["strides"] == given["dilations"] == 1
+    return F.conv1d(given["x"], given["weight"], given.get("bias"))
 
 
 def _matmul(given: Mapping[str, Any]) -> Tensor:
@@ -159,6 +160,20 @@ def _expand_dims(given: Mapping[str, Any]) -> Tensor:
     return x
 
 
+def _pad(given: Mapping[str, Any]) -> Tensor:
+    """MIL lists both sides of each axis from the first one, PyTorch from the last one."""
+    assert given["mode"] == "constant"
+    sides = given["pad"].view(-1, 2).flip(0).flatten().tolist()
+    return F.pad(given["x"], sides, value=float(given["constant_val"]))
+
+
+def _split(given: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    x, axis = given["x"], int(given["axis"])
+    if (sizes := given.get("split_sizes")) is not None:
+        return x.split(sizes.tolist(), axis)
+    return x.chunk(int(given["num_splits"]), axis)
+
+
 def _select(given: Mapping[str, Any]) -> Tensor:
     return torch.where(given["cond"], given["a"], given["b"])
 
@@ -168,7 +183,7 @@ def _gather(given: Mapping[str, Any]) -> Tensor:
     return given["x"].index_select(int(given["axis"]), given["indices"].to(torch.int64))
 
 
-OPERATIONS: Final[dict[str, Callable[[Mapping[str, Any]], Tensor]]] = {
+OPERATIONS: Final[dict[str, Callable[[Mapping[str, Any]], Any]]] = {
     "abs": lambda v: v["x"].abs(),
     "add": lambda v: v["x"] + v["y"],
     "cast": lambda v: torch.as_tensor(v["x"]),
@@ -177,31 +192,42 @@ OPERATIONS: Final[dict[str, Callable[[Mapping[str, Any]], Tensor]]] = {
     "conv": _conv,
     "cos": lambda v: v["x"].cos(),
     "cumsum": lambda v: v["x"].cumsum(int(v["axis"])),
+    "elu": lambda v: F.elu(v["x"], float(v["alpha"])),
     "exp": lambda v: v["x"].exp(),
     "expand_dims": _expand_dims,
+    "fill_like": lambda v: torch.full_like(v["ref_tensor"], v["value"]),
     "floor": lambda v: v["x"].floor(),
+    "floor_div": lambda v: v["x"] // v["y"],
     "gather": _gather,
     "gelu": lambda v: F.gelu(v["x"]),
     "greater": lambda v: v["x"] > v["y"],
     "greater_equal": lambda v: v["x"] >= v["y"],
+    "inverse": lambda v: 1 / (v["x"] + float(v["epsilon"])),
     "layer_norm": _layer_norm,
     "leaky_relu": lambda v: F.leaky_relu(v["x"], float(v["alpha"])),
     "less": lambda v: v["x"] < v["y"],
     "linear": lambda v: F.linear(v["x"], v["weight"], v["bias"]),
+    "log": lambda v: (v["x"] + float(v["epsilon"])).log(),
     "matmul": _matmul,
     "mul": lambda v: v["x"] * v["y"],
+    "pad": _pad,
+    "real_div": lambda v: v["x"] / v["y"],
     "reshape": lambda v: v["x"].reshape(v["shape"].tolist()),
+    "round": lambda v: v["x"].round(),
     "select": _select,
+    "sign": lambda v: v["x"].sign(),
     "silu": lambda v: F.silu(v["x"]),
     "sin": lambda v: v["x"].sin(),
     "slice_by_index": lambda v: v["x"][_slices(v)],
     "slice_update": _slice_update,
     "softmax": lambda v: v["x"].softmax(int(v["axis"])),
     "softplus": lambda v: F.softplus(v["x"]),
+    "split": _split,
     "squeeze": lambda v: v["x"].squeeze(v["axes"].tolist()),
     "stack": lambda v: torch.stack([one.float() for one in v["values"]], dim=int(v["axis"])),
     "sub": lambda v: v["x"] - v["y"],
     "tanh": lambda v: v["x"].tanh(),
+    "tile": lambda v: v["x"].tile(v["reps"].tolist()),
     "transpose": lambda v: v["x"].permute(v["perm"].tolist()),
 }
 """Operations by their name in Core ML's MIL, with their arguments by name."""

@@ -23,7 +23,7 @@ from nightingale.export.phone.phone_model import (
 )
 
 FORMAT: Final = "nightingale-coreml"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 Packages = Mapping[str, Mapping[str, CoremlFunction]]
 """{file: {function}}."""
 
@@ -88,9 +88,8 @@ class CoremlModel(PhoneModel):
     def open_vocoder(self) -> RenderSamples:
         function, caches = self.packages["vocoder"]["main"], self._start("vocoder")
 
-        def render(window: Tensor, inside: Tensor, noise: Tensor, first: bool) -> Tensor:
-            given = {"mel": window, "inside": inside, "noise": noise, "first": torch.tensor([float(first)])}
-            outputs = function({**given, **caches})
+        def render(mel: Tensor, noise: Tensor) -> Tensor:
+            outputs = function({"mel": mel, "noise": noise, **caches})
             caches.update(_next(outputs))
             return outputs["samples"]
 
@@ -106,8 +105,4 @@ class CoremlModel(PhoneModel):
 
 
 def _next(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        "cycles" if name == f"{NEXT}cycles" else name.replace(NEXT, CACHE): value
-        for name, value in outputs.items()
-        if name.startswith(NEXT)
-    }
+    return {name.replace(NEXT, CACHE): value for name, value in outputs.items() if name.startswith(NEXT)}

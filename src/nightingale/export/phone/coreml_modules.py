@@ -1,31 +1,36 @@
 """The networks as Core ML runs them: embedding tables are on the host, and T3's KV cache is a state.
 
 A state is an array in float16 that a model reads and writes, and that Core ML keeps between calls. The caches of the
-flow and the vocoder are inputs and outputs instead: they are read once per block, and the phase of the vocoder's
-excitation needs float32.
+flow and the vocoder are inputs and outputs instead: they are read once per block, and the vocoder's pitch and phase
+need float32.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
 
 from nightingale.export.phone.coreml_layers import use_coreml_layers
+from nightingale.export.phone.fixed_vocoder import STATE, FixedVocoder
 from nightingale.export.phone.static_flow import PositionCaches, StaticEstimator, StaticTokenEncoder
 from nightingale.export.phone.static_t3 import StaticT3
-from nightingale.export.phone.static_vocoder import StaticVocoder
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import MEANFLOW_STEPS, Flow
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.frame_vocoder.network import FrameVocoder
 
 CACHE: Final = "cache_"
 NEXT: Final = "next_"
 """Prefixes of a cache's name: the input, and the output that is the next block's input."""
+FLOAT32_HANDLE: Final = 1
+"""The `debug_handle` of nodes that are computed in float32; coremltools copies it to their operations."""
 
 
 class CoremlModule(nn.Module):
@@ -41,6 +46,17 @@ class CoremlModule(nn.Module):
     @abstractmethod
     def outputs(self) -> dict[str, torch.dtype]:
         """Return the types that the package returns."""
+
+    def graph(self) -> torch.jit.ScriptModule | ExportedProgram:
+        """Return what coremltools converts."""
+        traced: torch.jit.ScriptModule = torch.jit.trace(self, self.example(), check_trace=False)
+        return traced
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Return the inputs as the module itself takes them: coremltools makes the conversions to float16."""
+        return tuple(
+            one.float() if one.is_floating_point() else one.clone() for one in self.inputs().values()
+        )
 
 
 class CoremlT3(CoremlModule):
@@ -125,33 +141,51 @@ class CoremlFlow(CoremlModule):
 
 
 class CoremlVocoder(CoremlModule):
-    """A block of mel frames to samples; static_vocoder.py describes the inputs.
+    """A block of mel frames to samples; fixed_vocoder.py describes the inputs.
 
-    Inputs: mel, inside, noise, first, cycles, cache_N. Outputs: samples, next_cycles, next_N.
+    Inputs: mel, noise, cache_NAME. Outputs: samples, next_NAME.
     """
 
-    def __init__(self, hift: Hift, *, frames: int) -> None:
+    def __init__(self, vocoder: FrameVocoder, *, frames: int) -> None:
         super().__init__()
-        self.vocoder = StaticVocoder(hift, frames=frames, cycles_dtype=torch.float32)
-        names, _ = self.vocoder.names()
-        self.starts = {
-            name.replace("cache.", CACHE): value.half() if name.startswith("cache.") else value
-            for name, value in zip(names, self.vocoder.example(), strict=True)
-        }
+        self.fixed = FixedVocoder(vocoder, frames=frames)
 
     def inputs(self) -> dict[str, Tensor]:
-        return self.starts
+        names = (name.replace(STATE, CACHE) for name in self.fixed.names()[0])
+        return dict(zip(names, self.fixed.example(), strict=True))
 
     def outputs(self) -> dict[str, torch.dtype]:
-        caches = {
-            name.replace(CACHE, NEXT): value.dtype
-            for name, value in self.starts.items()
-            if name.startswith(CACHE)
-        }
-        return {"samples": torch.float32, f"{NEXT}cycles": torch.float32, **caches}
+        return {name.replace(STATE, NEXT): torch.float32 for name in self.fixed.names()[1]}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self.vocoder(*inputs)
+        return self.fixed(*inputs)
+
+    def graph(self) -> ExportedProgram:
+        """Return the graph, with `FLOAT32_HANDLE` at each node that the pitch and the phase are computed by."""
+        program = torch.export.export(self, self.example(), strict=False).run_decompositions({})
+        found: set[Node] = set()
+        waiting = list(self._pitch_and_phase(program))
+        while waiting:
+            if (node := waiting.pop()) not in found:
+                found.add(node)
+                node.meta["debug_handle"] = FLOAT32_HANDLE
+                waiting += node.all_input_nodes
+        return program
+
+    def _pitch_and_phase(self, program: ExportedProgram) -> Iterator[Node]:
+        """Yield the last nodes: the samples that `analysis` transforms, and the parts of the state.
+
+        One of these parts is what the trunk sees of the pitch: coremltools computes pitch · 0.02 and pitch / 50, of
+        which one advances the phase, by the same operation.
+        """
+        buffers = program.graph_signature.inputs_to_buffers
+        for node in program.graph.nodes:
+            if buffers.get(node.name, "").endswith(".analysis"):
+                yield from (one for user in node.users for one in user.all_input_nodes if one is not node)
+        results = program.graph.output_node().all_input_nodes
+        for name, node in zip(self.outputs(), results, strict=True):
+            if name.startswith((f"{NEXT}pitch", f"{NEXT}tone", f"{NEXT}voicing")):
+                yield node
 
 
 def _integer() -> Tensor:

@@ -3,7 +3,7 @@
     DIR/export.json       the card: sizes, ids, sampling, inputs and outputs of the programs in order
     DIR/t3.pte            methods `prefill` and `step` (static_t3.py)
     DIR/flow.pte          methods `encode` and `step` (static_flow.py)
-    DIR/vocoder.pte       method `forward` (static_vocoder.py)
+    DIR/vocoder.pte       method `forward` (fixed_vocoder.py)
     DIR/tokenizer.json    the text vocabulary
     DIR/voices/NAME.f32   T3's speaker, then the flow's speaker, float32, little-endian
 
@@ -26,6 +26,7 @@ from nightingale.engine.load import load_model
 from nightingale.errors import ConfigError
 from nightingale.export import Note
 from nightingale.export.phone.executorch_model import FORMAT, FORMAT_VERSION, ExecutorchModel
+from nightingale.export.phone.fixed_vocoder import FixedVocoder
 from nightingale.export.phone.phone_card import (
     TOKENIZER,
     ExportSizes,
@@ -37,19 +38,20 @@ from nightingale.export.phone.phone_card import (
 from nightingale.export.phone.phone_check import compare_with_engine, load_networks
 from nightingale.export.phone.static_flow import StaticEstimator, StaticTokenEncoder
 from nightingale.export.phone.static_t3 import StaticT3
-from nightingale.export.phone.static_vocoder import StaticVocoder
 from nightingale.install import install_command
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.frame_vocoder.network import FrameVocoder
 
-DTYPES: Final = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64"}
+DTYPES: Final = {torch.float32: "float32", torch.int64: "int64"}
+FED_BACK: Final = ("cache.", "keys.", "values.")
+"""Prefixes of inputs that outputs of the same name replace."""
 
 
 class StaticPrograms:
     """The modules of an export by file and method."""
 
-    def __init__(self, t3: T3, flow: Flow, hift: Hift, sizes: ExportSizes) -> None:
+    def __init__(self, t3: T3, flow: Flow, vocoder: FrameVocoder, sizes: ExportSizes) -> None:
         self.files: dict[str, dict[str, nn.Module]] = {
             "t3": {
                 "prefill": StaticT3(t3, tokens=sizes.prefill_tokens, capacity=sizes.capacity),
@@ -59,7 +61,7 @@ class StaticPrograms:
                 "encode": StaticTokenEncoder(flow, tokens=sizes.block_tokens),
                 "step": StaticEstimator(flow, tokens=sizes.block_tokens),
             },
-            "vocoder": {"forward": StaticVocoder(hift, frames=sizes.block_frames)},
+            "vocoder": {"forward": FixedVocoder(vocoder, frames=sizes.block_frames)},
         }
         for methods in self.files.values():
             for module in methods.values():
@@ -78,14 +80,11 @@ def _describe(module: Any) -> dict[str, Any]:
     with torch.no_grad():
         results = module(*example)
     inputs, outputs = module.names()
-    fed_back = {
-        name for name in inputs if name == "cycles" or name.startswith(("cache.", "keys.", "values."))
-    }
 
     def values(names: list[str], tensors: tuple[Tensor, ...], *, start: bool) -> list[dict[str, Any]]:
         return [
             {"name": name, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-            | ({"start": float(tensor.flatten()[0])} if start and name in fed_back else {})
+            | ({"start": float(tensor.flatten()[0])} if start and name.startswith(FED_BACK) else {})
             for name, tensor in zip(names, tensors, strict=True)
         ]
 
@@ -106,8 +105,8 @@ def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportS
         raise ConfigError("ExecuTorch is not installed", fix=f"Install it: {install_command('executorch')}.")
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded, "ExecuTorch")
-    t3, flow, hift = load_networks(loaded)
-    programs = StaticPrograms(t3, flow, hift, sizes)
+    t3, flow, vocoder = load_networks(loaded)
+    programs = StaticPrograms(t3, flow, vocoder, sizes)
     planned: dict[str, dict[str, int]] = {}
     for file, methods in programs.files.items():
         note(f"lowering {file}")

@@ -23,7 +23,7 @@ from nightingale.export.phone.phone_model import (
 )
 
 FORMAT: Final = "nightingale-executorch"
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 Program = Callable[..., Sequence[Tensor]]
 
 
@@ -92,9 +92,9 @@ class ExecutorchModel(PhoneModel):
     def open_vocoder(self) -> RenderSamples:
         program, caches = self.programs["vocoder"]["forward"], self._start("vocoder", "forward")
 
-        def render(window: Tensor, inside: Tensor, noise: Tensor, first: bool) -> Tensor:
+        def render(mel: Tensor, noise: Tensor) -> Tensor:
             nonlocal caches
-            samples, *caches = program(window, inside, noise, torch.tensor([float(first)]), *caches)
+            samples, *caches = program(mel, noise, *caches)
             return samples
 
         return render

@@ -17,17 +17,16 @@ from nightingale.decoding.decoding import MIN_BUDGET_TOKENS
 from nightingale.engine.load import Model
 from nightingale.errors import ConfigError
 from nightingale.export.phone.phone_model import CARD
-from nightingale.export.phone.static_vocoder import (
-    AHEAD_FRAMES,
-    AHEAD_SAMPLES,
-    BEFORE_FRAMES,
-    DELAY_SAMPLES,
-    LOST_SAMPLES,
-)
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import MEANFLOW_STEPS, Flow
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.frame_vocoder.config import (
+    DELAY_SAMPLES,
+    FLUSH_FRAMES,
+    SILENT_LOG_MEL,
+    FrameVocoderConfig,
+)
 from nightingale.voices.voice import Voice
 
 TOKENIZER, VOICES = "tokenizer.json", "voices"
@@ -42,17 +41,20 @@ class ExportSizes:
     prefill_tokens: int = 32
     block_tokens: int = 12
     """Speech tokens of a flow block: 0.48 s."""
-    block_frames: int = 20
-    """Mel frames of a vocoder block. With its lookahead it needs as many as the first flow block returns."""
+
+    @property
+    def block_frames(self) -> int:
+        """Mel frames of a vocoder block: those that a flow block returns."""
+        return CLOCKS.frames_per_token * self.block_tokens
 
 
 def check_supported(model: Model, runtime: str) -> None:
     """Refuse models with parts that the static networks lack."""
     preset = model.info.preset
     reason = "it has no weights" if model.info.synthetic else torch_reason(preset.t3)
-    flow, hift = preset.flow, preset.hift
+    flow = preset.flow
     like_wren = flow.block_causal and flow.left_context and flow.meanflow and not flow.noise_scale
-    if reason is None and not (like_wren and hift.causal and hift.in_phase):
+    if reason is None and not (like_wren and isinstance(preset.vocoder, FrameVocoderConfig)):
         reason = "its flow and vocoder are not those of wren"
     if reason is not None:
         raise ConfigError(
@@ -123,11 +125,9 @@ def make_card(
         },
         "vocoder": {
             "block_frames": sizes.block_frames,
-            "before_frames": BEFORE_FRAMES,
-            "ahead_frames": AHEAD_FRAMES,
-            "ahead_samples": AHEAD_SAMPLES,
             "delay_samples": DELAY_SAMPLES,
-            "lost_samples": LOST_SAMPLES,
+            "flush_frames": FLUSH_FRAMES,
+            "silent_log_mel": SILENT_LOG_MEL,
         },
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Final
 
@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.torch.runner import embed_prompt
-from nightingale.backends.torch.sample_stream import render_samples
+from nightingale.backends.torch.sample_stream import FrameVocoderStream
 from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.decoding.philox import normal, stream_key
 from nightingale.engine.load import Model
 from nightingale.engine.requests.segments import segment_text
 from nightingale.errors import CheckpointError
-from nightingale.export.phone.phone_model import Noise, PhoneModel, greedy
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.export.phone.phone_model import PhoneModel, greedy
 from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
@@ -46,9 +44,11 @@ class ExportLimits:
 FLOAT32: Final = ExportLimits()
 
 
-def load_networks(model: Model) -> tuple[T3, Flow, Hift]:
-    """Return the networks in PyTorch, in float32 on the CPU."""
-    return t3_weights(model.source, "cpu", "float32"), *rendering_weights(model.source, "cpu")
+def load_networks(model: Model) -> tuple[T3, Flow, FrameVocoder]:
+    """Return the networks of a supported model in PyTorch, in float32 on the CPU."""
+    flow, vocoder = rendering_weights(model.source, "cpu")
+    assert isinstance(vocoder, FrameVocoder)
+    return t3_weights(model.source, "cpu", "float32"), flow, vocoder
 
 
 @torch.inference_mode()
@@ -62,7 +62,7 @@ def compare_with_engine(
     Raises:
         CheckpointError: A difference is larger than its limit.
     """
-    t3, flow, hift = load_networks(model)
+    t3, flow, vocoder = load_networks(model)
     voice = model.default_voice
     assert voice is not None
     segment = next(segment_text(model.frontend, text, None, split_chars=None))
@@ -77,14 +77,19 @@ def compare_with_engine(
     if len(spoken) != len(tokens):
         raise CheckpointError("the export stops too early", got=f"{len(spoken)} of {len(tokens)} tokens")
     mel_blocks = list(exported.render(tokens, voice.name))
-    mel = reference_mel(flow, voice, tokens, [len(block) // 2 for block in mel_blocks])
-    samples = np.concatenate(list(exported.vocode([mel], program_noise(hift, 0))))
+    counts = [len(block) for block in mel_blocks]
+    mel = reference_mel(flow, voice, tokens, [count // 2 for count in counts])
+    blocks = torch.split(mel, counts)
+    samples = np.concatenate(list(exported.vocode(blocks, seed=0)))
+    reference = reference_samples(vocoder, blocks, seed=0)
+    if len(samples) != len(reference):
+        raise CheckpointError("the export renders too few samples", got=f"{len(samples)} of {len(reference)}")
     pairs = list(zip(seen, logits, strict=False))
     found = ExportLimits(
         other_tokens=sum(greedy(own) != greedy(other) for own, other in pairs),
         logits=max(float((own - other).abs().max()) for own, other in pairs),
         mel=float((torch.cat(mel_blocks) - mel).abs().max()),
-        samples_db=error_db(samples, render_samples(hift, mel.T, seed=0)),
+        samples_db=error_db(samples, reference),
     )
     # Written so that a difference that is not a number is refused too.
     if not all(getattr(found, field.name) <= getattr(limits, field.name) for field in fields(ExportLimits)):
@@ -136,20 +141,15 @@ def reference_mel(flow: Flow, voice: Voice, tokens: list[int], blocks: Sequence[
     return torch.cat(mels)
 
 
-def program_noise(hift: Hift, seed: int) -> Noise:
-    """Return the engine's noise as the vocoder takes it: the nine harmonics' as one of the same variance."""
-    weight = hift.m_source.l_linear.weight.detach()[0, :NOISY_HARMONICS].numpy()
-    key = stream_key(seed, "source")
-
-    def noise(first: int, count: int) -> Tensor:
-        mixed = normal(key, first, count, NOISY_HARMONICS) @ (weight / np.linalg.norm(weight))
-        return torch.from_numpy(mixed.astype(np.float32))[None]
-
-    return noise
+@torch.inference_mode()
+def reference_samples(vocoder: FrameVocoder, mels: Iterable[Tensor], *, seed: int) -> Samples:
+    """Return the samples of the engine's stream of mel blocks (frames, bands)."""
+    stream = FrameVocoderStream(vocoder, seed=seed)
+    parts = [stream.push(mel.T, final=False) for mel in mels]
+    return np.concatenate([*parts, stream.push(torch.zeros(vocoder.config.mel_bands, 0), final=True)])
 
 
 def error_db(samples: Samples, reference: Samples) -> float:
-    """Return the power of the difference over that of the reference, as far as both go."""
-    reference = reference[: len(samples)]
+    """Return the power of the difference over that of the reference."""
     error = np.square(samples - reference, dtype=np.float64).mean()
     return float(10 * np.log10(error / np.square(reference, dtype=np.float64).mean()))

@@ -2,7 +2,7 @@
 
     model = ExecutorchModel.open(folder)        or CoremlModel.open(folder)
     tokens = model.generate(text_ids, "heart")
-    for samples in model.vocode(model.render(tokens, "heart"), noise): ...
+    for samples in model.vocode(model.render(tokens, "heart"), seed=0): ...
 
 A format's class runs its programs, in `open_t3`, `open_flow` and `open_vocoder`.
 """
@@ -18,17 +18,16 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from nightingale.audio.crossfade import apply_fade_in
+from nightingale.backends.shared.vocoder_blocks import SILENT_LOG_MEL, VocoderBlocks
 from nightingale.errors import CheckpointError
 from nightingale.types import Samples
 
 CARD: Final = "export.json"
 Choose = Callable[[Tensor], int]
 """Logits (1, vocab) -> the next token."""
-Noise = Callable[[int, int], Tensor]
-"""(first sample, count) -> standard normal numbers (1, count), the same for the same samples."""
 Voices = Mapping[str, tuple[Tensor, Tensor]]
 """Name -> T3's speaker (1, width) and the flow's (1, 1, mel)."""
 
@@ -50,8 +49,8 @@ class RenderMel(Protocol):
 class RenderSamples(Protocol):
     """The vocoder for one utterance. Its caches are inside."""
 
-    def __call__(self, window: Tensor, inside: Tensor, noise: Tensor, first: bool) -> Tensor:
-        """Return the samples of a block; static_vocoder.py describes the arguments."""
+    def __call__(self, mel: Tensor, noise: Tensor) -> Tensor:
+        """Return the samples of a block; fixed_vocoder.py describes the arguments."""
 
 
 def greedy(logits: Tensor) -> int:
@@ -114,43 +113,28 @@ class PhoneModel(ABC):
         while waiting:
             yield next_block()
 
-    def vocode(self, mels: Iterable[Tensor], noise: Noise) -> Iterator[Samples]:
+    def vocode(self, mels: Iterable[Tensor], *, seed: int) -> Iterator[Samples]:
         """Yield the samples of mel frames (frames, bands), in blocks."""
-        sizes, render = self.card["vocoder"], self.open_vocoder()
-        frames, before, ahead = sizes["block_frames"], sizes["before_frames"], sizes["ahead_frames"]
-        per_frame, delay = self.card["samples_per_frame"], sizes["delay_samples"]
-        known = torch.zeros(before, self.card["mel_bands"])
-        """The frames from `before` frames before the block on."""
-        start = emitted = 0
-        """Frames before the block, and samples that were returned."""
+        frames, render = self.card["vocoder"]["block_frames"], self.open_vocoder()
+        blocks = VocoderBlocks(seed=seed)
+        waiting = torch.zeros(0, self.card["mel_bands"])
 
-        def next_block(end: int | None) -> Samples:
-            """end: The frames of the utterance, once they are known."""
-            nonlocal known, start, emitted
-            window = torch.zeros(before + frames + ahead, known.shape[1])
-            window[: len(known)] = known[: len(window)]
-            at = torch.arange(start - before, start + frames + ahead)
-            inside = (at >= 0) & (at < start + len(known) - before)
-            samples = render(
-                window.T[None].contiguous(),
-                inside.to(torch.float32)[None, None],
-                noise(per_frame * start, per_frame * frames + sizes["ahead_samples"]),
-                start == 0,
-            )
-            own: Samples = samples.numpy()[delay if start == 0 else 0 :].copy()
-            if end is not None:
-                own = own[: max(0, per_frame * end - sizes["lost_samples"] - emitted)]
-            apply_fade_in(own, emitted)
-            start, emitted, known = start + frames, emitted + len(own), known[frames:]
-            return own
+        def next_block() -> Samples:
+            nonlocal waiting
+            mel, waiting = waiting[:frames], waiting[frames:]
+            padded = F.pad(mel, (0, 0, 0, frames - len(mel)), value=SILENT_LOG_MEL)
+            noise = torch.from_numpy(blocks.noise(frames))
+            return blocks.emit(render(padded[None], noise[None]).numpy())
 
         for mel in mels:
-            known = torch.cat([known, mel])
-            while len(known) >= before + frames + ahead:
-                yield next_block(None)
-        end = start + len(known) - before
-        while start < end:
-            yield next_block(end)
+            waiting = torch.cat([waiting, mel])
+            blocks.frames(len(mel), final=False)
+            while len(waiting) >= frames:
+                yield next_block()
+        flush = blocks.frames(0, final=True)
+        waiting = F.pad(waiting, (0, 0, 0, flush), value=SILENT_LOG_MEL)
+        while len(waiting):
+            yield next_block()
 
 
 def read_card(folder: Path, kind: str, version: int) -> dict[str, Any]:

@@ -81,9 +81,5 @@ def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
-def elu(x: Tensor) -> Tensor:
-    return x.clamp(min=0) + (torch.exp(x.clamp(max=0)) - 1)
-
-
 def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, dim=-1)
