@@ -48,7 +48,7 @@ class CoremlModule(nn.Module):
         """Return the types that the package returns."""
 
     def graph(self) -> torch.jit.ScriptModule | ExportedProgram:
-        """Return what coremltools converts."""
+        """Return what coremltools converts: a trace, because it lacks an operation of the flow's exported graph."""
         traced: torch.jit.ScriptModule = torch.jit.trace(self, self.example(), check_trace=False)
         return traced
 
