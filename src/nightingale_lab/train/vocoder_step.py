@@ -22,13 +22,14 @@ from nightingale.models.frame_vocoder.config import (
     COLUMNS_PER_STEP,
     DELAY_SAMPLES,
     FLUSH_FRAMES,
+    HEAD_PARTS,
     LOOKAHEAD_FRAMES,
     MARGIN_SAMPLES,
     MEL_TAPS,
     SILENT_LOG_MEL,
     FrameVocoderConfig,
 )
-from nightingale.models.frame_vocoder.network import PARTS, FrameVocoder
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale.models.layers.streaming_state import StreamingState
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
@@ -190,7 +191,7 @@ class VocoderStage:
         real, imaginary = self.net._windows(audio).chunk(2, dim=-1)
         logs = torch.log(torch.hypot(real, imaginary).clamp(min=LOG_FLOOR))
         levels = (logs - prior).mean((0, 1))
-        bias = self.net.head.bias.view(COLUMNS_PER_STEP, PARTS, BINS)
+        bias = self.net.head.bias.view(COLUMNS_PER_STEP, HEAD_PARTS, BINS)
         bias[:, 0] = levels
         bias[:, 2] = levels - NOISE_BELOW_TONE
         self.ema.reset()

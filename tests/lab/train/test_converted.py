@@ -11,8 +11,8 @@ from lab.train.tiny_training import SMALL, VOCODER, make_everything_tiny
 from safetensors.torch import save_file
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
-from nightingale.models.frame_vocoder.config import BINS
-from nightingale.models.frame_vocoder.network import PARTS, FrameVocoder
+from nightingale.models.frame_vocoder.config import BINS, HEAD_PARTS
+from nightingale.models.frame_vocoder.network import FrameVocoder
 from nightingale_lab.train.bank import FULL_SCALE, HOP
 from nightingale_lab.train.converted import other_speakers, render_audio
 from nightingale_lab.train.corpus import Corpus
@@ -46,7 +46,7 @@ def test_every_clip_is_rendered_where_it_was(tmp_path: Path, corpus: Corpus) -> 
     with seeded(1):
         made = FrameVocoder(VOCODER).requires_grad_(False)
     made.pitch_predictor.classifier.bias.fill_(150.0)
-    made.head.bias.view(-1, PARTS, BINS)[:, 2] = -5.0  # little noise
+    made.head.bias.view(-1, HEAD_PARTS, BINS)[:, 2] = -5.0  # little noise
     save_file(made.state_dict(), tmp_path / "vocoder.safetensors")
     net = load_vocoder(tmp_path / "vocoder.safetensors", CPU)
     frames = 2 * int(corpus.token_offsets[-1])

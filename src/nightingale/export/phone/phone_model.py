@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nightingale.backends.shared.vocoder_blocks import SILENT_LOG_MEL, VocoderBlocks
+from nightingale.backends.shared.vocoder_blocks import VocoderBlocks
 from nightingale.errors import CheckpointError
+from nightingale.models.frame_vocoder.config import SILENT_LOG_MEL
 from nightingale.types import Samples
 
 CARD: Final = "export.json"

@@ -76,5 +76,5 @@ def bands_to_bins(bands: int) -> Matrix:
 
 
 def _angles() -> NDArray[np.float64]:
-    angles: NDArray[np.float64] = np.outer(np.arange(WINDOW_SAMPLES), np.arange(BINS)) * (2 * np.pi)
-    return angles / WINDOW_SAMPLES
+    place = np.arange(WINDOW_SAMPLES, dtype=np.float64)[:, None]
+    return place * np.arange(BINS, dtype=np.float64) * (2 * np.pi / WINDOW_SAMPLES)
