@@ -86,8 +86,8 @@ def brief(tts_with: Callable[..., TTS]) -> TTS:
 def english(brief: TTS) -> Iterator[TTS]:
     """Return an engine that reads text as wren does, without its weights."""
     from nightingale import TTS
-    from nightingale.text.english import normalize
+    from nightingale.text.english import read
 
-    frontend = replace(brief._model.frontend, spell_out=normalize, family="wren")
+    frontend = replace(brief._model.frontend, spell_out=read, family="wren")
     with TTS.over(replace(brief._model, frontend=frontend)) as tts:
         yield tts

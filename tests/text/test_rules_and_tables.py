@@ -11,6 +11,7 @@ import pytest
 from nightingale import text as text_package
 from nightingale.text.english import blocks, calendar, markup, symbols, technical, web
 from nightingale.text.english.rule import Rule, any_of
+from nightingale.text.normalized_text import NormalizedText
 from nightingale.text.tables import word_list, word_map
 
 FOLDER = Path(text_package.__file__).parent
@@ -44,7 +45,7 @@ TABLES = {name: table for file in FILES for name, table in file.items()}
 def test_a_template_reads_each_group_by_its_name(
     pattern: str, template: str, written: str, read: str
 ) -> None:
-    assert Rule(pattern, template).apply(written) == read
+    assert Rule(pattern, template).apply(NormalizedText.of(written)) == read
 
 
 EVERYDAY = (Path(__file__).parent / "data" / "english_everyday.tsv").read_text(encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from nightingale.text.normalized_text import NormalizedText, fill_groups
+
 CODE_BLOCK: Final = re.compile(
     r"^[ \t]{0,9}(?P<fence>```|~~~)[^\n]{0,80}\n(?P<code>.{0,20000}?)^[ \t]{0,9}(?P=fence)[`~]*[ \t]*$",
     re.DOTALL | re.MULTILINE,
@@ -16,8 +18,14 @@ def has_fence(text: str) -> bool:
     return "```" in text or "~~~" in text
 
 
-def replace_code_blocks(text: str, *, read: bool = False) -> str:
+def replace_code_blocks(text: str, *, read: bool = False) -> NormalizedText:
     """Return the text without code blocks, or with their lines as paragraphs of their own if they are read."""
+    normalized = NormalizedText.of(text)
     if not has_fence(text):
-        return text
-    return CODE_BLOCK.sub(lambda block: f"\n\n{block['code']}\n\n" if read else "\n\n", text)
+        return normalized
+    return normalized.sub(
+        CODE_BLOCK,
+        lambda block: fill_groups(
+            block, [(None, "\n\n"), *([("code", block["code"]), (None, "\n\n")] if read else [])]
+        ),
+    )

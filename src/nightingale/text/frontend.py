@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from nightingale.errors import ConfigError, TextTooLong
-from nightingale.text.multilingual import normalize
+from nightingale.text.multilingual import read
+from nightingale.text.normalized_text import NormalizedText
 from nightingale.text.punctuation import empty_text
 from nightingale.text.sound_tags import SOUND_TAGS
 from nightingale.text.tokenizer import (
@@ -46,11 +47,20 @@ class Frontend:
         """Return the text ids, without start and stop."""
         return self.tokenizer.encode(self.prepare(text), language)
 
-    def spell(self, text: str, language: str | None) -> str:
-        """Return the text with numbers, symbols and abbreviations in words, as far as the model has that step."""
+    def spell(self, text: str, language: str | None) -> NormalizedText:
+        """Return the text with numbers, symbols and abbreviations in words, as far as the model has that step.
+
+        A step that returns a plain string is one change of the whole text.
+        """
+        written = NormalizedText.of(text)
+        spoken: str = written
         if self.spell_out is not None:
-            return self.spell_out(text)
-        return self.spell_numbers(text, language) if self.spell_numbers and language else text
+            spoken = self.spell_out(written)
+        elif self.spell_numbers is not None and language:
+            spoken = self.spell_numbers(written, language)
+        if isinstance(spoken, NormalizedText) or spoken == written:
+            return NormalizedText.of(spoken)
+        return written.edit([(0, len(written), spoken)])
 
     def prepare(self, text: str) -> str:
         """Return the text as it will be spoken.
@@ -90,9 +100,9 @@ def open_frontend(family: str, folder: Path, *, max_chars: int = MAX_CHARS) -> F
     spell_out: Callable[[str], str] | None = None
     if family == "wren":
         # Late, because its patterns take time to compile and no other family needs them.
-        from nightingale.text.english import normalize as spell_out
+        from nightingale.text.english import read as spell_out
     tokenizer = TOKENIZERS[family](folder)
-    spell_numbers = normalize if family == "multilingual" else None
+    spell_numbers = read if family == "multilingual" else None
     return Frontend(
         tokenizer=tokenizer,
         spell_out=spell_out,

@@ -6,13 +6,13 @@ Words are looked up in a table by their letters, so the cost of a text does not 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
 
 from nightingale.errors import ConfigError
+from nightingale.text.normalized_text import Edit
 
 MAX_WRITTEN_CHARS: Final = 100
 """The largest length of a word, or of several words, of a lexicon."""
@@ -41,6 +41,11 @@ class Respelling:
     at: int
     written: str
     said: str
+
+    @property
+    def edit(self) -> Edit:
+        """The change of the text."""
+        return self.at, self.at + len(self.written), self.said
 
 
 class Lexicon:
@@ -121,38 +126,6 @@ def _without_capitals(text: str) -> str:
 def _without_capital(character: str) -> str:
     alike = character.translate(_ALIKE)
     return next((one for one in (alike.casefold(), alike.lower()) if len(one) == 1), alike)
-
-
-def respelled_chars(text: str, changes: Iterable[Respelling]) -> int:
-    """Return the length of a text with these changes."""
-    return len(text) + sum(len(change.said) - len(change.written) for change in changes)
-
-
-def respell(text: str, changes: Iterable[Respelling]) -> str:
-    """Return a text with these changes."""
-    parts, end = [], 0
-    for change in changes:
-        parts += [text[end : change.at], change.said]
-        end = change.at + len(change.written)
-    return "".join([*parts, text[end:]])
-
-
-class SourceMap:
-    """Find positions of a respelled text in the author's text."""
-
-    def __init__(self, changes: Iterable[Respelling]) -> None:
-        self._changes, self._starts, self._shifts = list(changes), list[int](), [0]
-        for change in self._changes:
-            self._starts.append(change.at + self._shifts[-1])
-            self._shifts.append(self._shifts[-1] + len(change.said) - len(change.written))
-
-    def span(self, at: int) -> tuple[int, int]:
-        """Return the author's character at a position, or all of a word that was respelled: its start and end."""
-        number = bisect_right(self._starts, at)
-        if number and at < self._starts[number - 1] + len(self._changes[number - 1].said):
-            change = self._changes[number - 1]
-            return change.at, change.at + len(change.written)
-        return at - self._shifts[number], at - self._shifts[number] + 1
 
 
 def lexicon_of(words: Mapping[str, object], entries: object = ()) -> Lexicon:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from nightingale.text.normalized_text import NormalizedText
+
 SOUND_TAGS: Final = (
     "[laugh]", "[chuckle]", "[gasp]", "[cough]", "[sigh]", "[groan]", "[sniff]", "[shush]", "[clear throat]",
     "[whispering]", "[angry]", "[fear]", "[surprised]", "[crying]", "[happy]", "[sarcastic]", "[dramatic]",
@@ -22,6 +24,7 @@ def tags_of(family: str) -> tuple[str, ...]:
     return SOUND_TAGS if family in TAGGED_FAMILIES else ()
 
 
-def blank_tags(text: str) -> str:
+def blank_tags(text: str) -> NormalizedText:
     """Replace tags by as many spaces, so that the positions of other characters stay."""
-    return SOUND_TAG.sub(lambda tag: " " * len(tag[0]), text) if "[" in text else text
+    normalized = NormalizedText.of(text)
+    return normalized.sub(SOUND_TAG, lambda tag: " " * len(tag[0])) if "[" in text else normalized

@@ -1,8 +1,8 @@
 """The author's words: which part of a text each spoken word comes from.
 
 A front end changes a text before it is spoken: "$5.50" becomes five words, "Dr." becomes "Doctor", and Markdown
-is dropped. Here the words of a text are written out one by one, and this sequence is aligned with the words that
-are spoken. A word that is written out otherwise in its sentence ("St.", "5 May") is aligned by its place.
+is dropped. `NormalizedText` knows where each letter came from; here the letters of spoken words become words as they
+were written, from one space to the next.
 """
 
 from __future__ import annotations
@@ -11,30 +11,24 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, groupby
 from typing import Final, NamedTuple
 
-from nightingale.text.code_blocks import CODE_BLOCK, has_fence
-from nightingale.text.respelling import Respelling, SourceMap, respell
-
-EQUAL, SIMILAR, OTHER, SYMBOL = 3.0, 1.0, 0.0, -0.5
-"""Scores of a spoken word that is aligned with an equal word, one that begins alike, another one, or a symbol."""
-ADDED, SKIPPED = -1.0, -0.4
-"""Scores of a spoken word that is aligned with none, and of a written word that is not spoken."""
-ALL_SKIPPED: Final = -4.0
-"""The score of any number of written words before the first that is spoken, at least: a comment may be long."""
-WINDOWS: Final = (60, 600, 6000)
-"""Written words that are compared with a segment, besides three for each spoken word. The next number is tried if less
-than half of the segment was found."""
+from nightingale.text.normalized_text import NormalizedText
 
 _WORD: Final = re.compile(r"(?:(?!--)[^\s—])+(?:—|--)?")
 """A dash between two words belongs to the first."""
 _MARKUP: Final = "*_~`|"
 """Characters that are no part of a word at its ends."""
+_LETTER: Final = re.compile(r"[^\W_]")
+_SPACE: Final = re.compile(r"\s|\Z")
 
 
 class SourceWord(NamedTuple):
-    """A word as the author wrote it, and its place in the text."""
+    """A word as the author wrote it, and its place in the text.
+
+    It has spaces if it is spoken as one: "1 000 km" may be.
+    """
 
     text: str
     start: int
@@ -51,63 +45,104 @@ class SegmentSource(NamedTuple):
     """The index of the spoken word that each text id belongs to."""
 
 
-class WrittenWord(NamedTuple):
-    """A word that the author's text has when it is written out."""
+class ReadSpan(NamedTuple):
+    """Words of a text, and how they are spoken."""
 
-    letters: str
-    """Empty for a symbol, which may be spoken or not."""
-    source: SourceWord
+    written: SourceWord
+    spoken: str
+    """Empty for what is left out."""
 
 
 class SourceWords:
     """Assign spoken words to the words of one text, segment by segment, in the order of the text."""
 
-    def __init__(
-        self,
-        author: str,
-        spell_out: Callable[[str], str] | None,
-        *,
-        changes: Sequence[Respelling] = (),
-        reads_code: bool = False,
-        place: Callable[[int], int] = lambda at: at,
-    ) -> None:
+    def __init__(self, author: str, *, place: Callable[[int], int] = lambda at: at) -> None:
         """Read a text lazily.
 
         Args:
             author: The text as it was written.
-            spell_out: The normalizer of the front end, if it has one.
-            changes: What a lexicon changes in it.
-            reads_code: Code blocks are spoken too.
             place: Returns where a position of this text is in the text of the request.
         """
-        text = respell(author, changes)
-        if has_fence(text) and not reads_code:  # blanks, so that positions stay
-            text = CODE_BLOCK.sub(lambda block: " " * len(block[0]), text)
-        self._unread = _written_words(author, text, spell_out, changes, place)
-        self._window: deque[WrittenWord] = deque()
+        self._author, self._place = author, place
+        self._written = _written_words(author)
+        self._window: deque[tuple[int, int]] = deque()
+        """The next written words: their starts and ends."""
+        self._letters: deque[tuple[NormalizedText, int]] = deque()
+        """The next spoken letters: the text of each, and its place there. Segmentation keeps every letter."""
+        self._text, self._end = NormalizedText.of(""), 0
+        """The text of the last word that was taken, and where the word ends there."""
+
+    def add(self, text: NormalizedText) -> None:
+        """Add a part of what is spoken, whose original is the author's text, before the segments made of it."""
+        self._letters.extend((text, letter.start()) for letter in _LETTER.finditer(text))
 
     def take(self, spoken: str, encoded: Sequence[tuple[str, int]]) -> SegmentSource:
         """Return the author's words of the next spoken segment.
 
         encoded: What `TextTokenizer.encode_words` returns for it.
         """
-        letters = [letters_of(word) for word in spoken.split()]
-        for words in WINDOWS:
-            known = len(self._window)
-            self._window.extend(islice(self._unread, max(0, 3 * len(letters) + words - known)))
-            if words > WINDOWS[0] and len(self._window) == known:
-                break  # there are no more
-            window = list(self._window)
-            matches = _align(letters, [word.letters for word in window])
-            found = sum(
-                m is not None and word == window[m].letters for word, m in zip(letters, matches, strict=True)
-            )
-            if 2 * found >= len(letters):
-                break
-        used = max((match for match in matches if match is not None), default=-1)
-        for _ in range(used + 1):
+        return SegmentSource(self.take_words(spoken), words_of_ids(spoken, encoded))
+
+    def take_words(self, spoken: str) -> tuple[SourceWord, ...]:
+        """Return the author's word of each spoken word.
+
+        A word that a rule added has that of the word before it; or of the word after it, if that one is not spoken as
+        it is written and the one before it is: "Henry VIII" is "Henry | the eighth".
+        """
+        words, places, last = spoken.split(), list[list[int]](), list[int]()
+        for word in words:
+            place = self._place_of(*self._span_of(word))
+            if (
+                place and last and place[0] < last[1]
+            ):  # words that share a written one are of all that any touches
+                last[1] = max(last[1], place[1])
+                place = last
+            places.append(place)
+            last = place or last
+        found = [self._source_at(*place) if place else None for place in places]
+        equal = [
+            source is not None and letters_of(source.text) == letters_of(word)
+            for source, word in zip(found, words, strict=True)
+        ]
+        for at in range(len(found) - 2, -1, -1):  # from the end, so that a run of such words stays together
+            if found[at] is None and not equal[at + 1] and (at == 0 or equal[at - 1]):
+                found[at] = found[at + 1]
+        for at in range(1, len(found)):
+            found[at] = found[at] or found[at - 1]
+        first = next((source for source in found if source is not None), SourceWord("", 0, 0))
+        return tuple(source or first for source in found)
+
+    def _span_of(self, word: str) -> tuple[int, int]:
+        """Return which characters of the author's text the next spoken word came from."""
+        letters = len(_LETTER.findall(word))
+        if not letters:  # a mark between two words
+            text, until = self._letters[0] if self._letters else (self._text, len(self._text))
+            start = text.find(word, self._end if text is self._text else 0, until)
+            if start < 0:
+                return 0, 0
+            self._text, self._end = text, start + len(word)
+            return text.source_span(start, self._end)
+        text, first = self._letters[0]
+        for _ in range(letters):
+            self._text, last = self._letters.popleft()
+        self._end = _SPACE.search(self._text, last).start()  # type: ignore[union-attr]
+        return text.source_span(first, first + 1)[0], self._text.source_span(last, last + 1)[1]
+
+    def _place_of(self, start: int, end: int) -> list[int]:
+        """Return the start and the end of the written words that a part of the author's text touches."""
+        while self._window and self._window[0][1] <= start:
             self._window.popleft()
-        return SegmentSource(_sources(letters, matches, window), words_of_ids(spoken, encoded))
+        while not self._window or self._window[-1][1] < end:
+            written = next(self._written, None)
+            if written is None:
+                break
+            if written[1] > start:
+                self._window.append(written)
+        touched = [written for written in self._window if written[0] < end] if start < end else []
+        return [touched[0][0], touched[-1][1]] if touched else []
+
+    def _source_at(self, start: int, end: int) -> SourceWord:
+        return SourceWord(self._author[start:end], self._place(start), self._place(end - 1) + 1)
 
 
 def letters_of(word: str) -> str:
@@ -115,105 +150,31 @@ def letters_of(word: str) -> str:
     return "".join(character for character in word.lower() if character.isalnum())
 
 
-def _written_words(
-    author: str,
-    text: str,
-    spell_out: Callable[[str], str] | None,
-    changes: Sequence[Respelling],
-    place: Callable[[int], int],
-) -> Iterator[WrittenWord]:
-    positions = SourceMap(changes)
-    for found in _WORD.finditer(text):
+def read_spans(author: str, text: NormalizedText) -> list[ReadSpan]:
+    """Return the words of a text with what each is spoken as, and between them those that are left out."""
+    sources = SourceWords(author)
+    sources.add(text)
+    words = zip(sources.take_words(text), text.split(), strict=True)
+    spoken = {
+        source: " ".join(word for _, word in group) for source, group in groupby(words, lambda pair: pair[0])
+    }
+    spans, at = list[ReadSpan](), 0
+    for source in (*spoken, SourceWord("", len(author), len(author))):
+        for start, end in _written_words(author[at : source.start]):
+            spans.append(ReadSpan(SourceWord(author[at + start : at + end], at + start, at + end), ""))
+        if source.text:
+            spans.append(ReadSpan(source, spoken[source]))
+        at = source.end
+    return spans
+
+
+def _written_words(author: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each word, without markup."""
+    for found in _WORD.finditer(author):
         word = found[0].strip(_MARKUP)
-        if not word:
-            continue
-        start = found.start() + found[0].find(word)
-        first, last = positions.span(start)[0], positions.span(start + len(word) - 1)[1]
-        source = SourceWord(author[first:last], place(first), place(last - 1) + 1)
-        letters = letters_of(word)
-        is_plain = word.rstrip(".,;:!?\"')").lstrip("\"'(").isalpha() and (word[1:].islower() or not word[1:])
-        said = [letters] if is_plain or spell_out is None else list(map(letters_of, spell_out(word).split()))
-        for one in [part for part in said if part] or [letters]:
-            yield WrittenWord(one, source)
-
-
-def _align(spoken: Sequence[str], written: Sequence[str]) -> list[int | None]:
-    """Return the index of the written word for each spoken word; None for words that are only spoken.
-
-    The best alignment in the order of both, which may end before the last written word. Of two that are equally good,
-    the one that ends later: "₹5 lakh" is "five lakh rupees".
-    """
-    same = 0
-    while same < min(len(spoken), len(written)) and spoken[same] == written[same]:
-        same += 1
-    matches: list[int | None] = list(range(same))
-    spoken, written = spoken[same:], written[same:]
-    skips = [0.0]
-    for word in written:
-        skips.append(max(skips[-1] + (SKIPPED if word else 0.0), ALL_SKIPPED))
-    rows, steps = [skips], list[list[str]]()
-    for word in spoken:
-        above, row, step = rows[-1], [rows[-1][0] + ADDED], ["added"]
-        for at, other in enumerate(written):
-            best, how = above[at] + _score(word, other), "aligned"
-            if above[at + 1] + ADDED > best:
-                best, how = above[at + 1] + ADDED, "added"
-            skip = row[at] + (SKIPPED if other else 0.0)
-            if skip > best:
-                best, how = skip, "skipped"
-            row.append(best)
-            step.append(how)
-        rows.append(row)
-        steps.append(step)
-    # The words after the last one are those of the next segment, or were not spoken: two of them count at most.
-    ends = [score + max(SKIPPED * (len(written) - end), 2 * SKIPPED) for end, score in enumerate(rows[-1])]
-    at, found = max(range(len(ends)), key=lambda end: (round(ends[end], 3), end)), list[int | None]()
-    for step in reversed(steps):
-        while at and step[at] == "skipped":
-            at -= 1
-        if step[at] == "aligned":
-            at -= 1
-            found.append(at + same)
-        else:
-            found.append(None)
-    return [*matches, *reversed(found)]
-
-
-def _score(spoken: str, written: str) -> float:
-    if spoken == written:
-        return EQUAL
-    if not written:
-        return SYMBOL
-    return SIMILAR if spoken[:3] == written[:3] or (spoken[:1] == written[:1] and len(written) < 3) else OTHER
-
-
-def _sources(
-    spoken: Sequence[str], matches: Sequence[int | None], written: Sequence[WrittenWord]
-) -> tuple[SourceWord, ...]:
-    """Return a source for each spoken word.
-
-    One without a match has that of the word before it; or of the word after it, if that one is not spoken as it is
-    written and the one before it is: "Henry VIII" is "Henry | the eighth".
-    """
-    found: list[SourceWord | None] = [None if match is None else written[match].source for match in matches]
-    equal = [
-        match is not None and word == written[match].letters
-        for word, match in zip(spoken, matches, strict=True)
-    ]
-    for at in range(len(found) - 1, -1, -1):  # from the end, so that a run of such words stays together
-        before, after = found[at - 1] if at else None, found[at + 1] if at + 1 < len(found) else None
-        if (
-            found[at] is None
-            and after is not None
-            and not equal[at + 1]
-            and (before is None or equal[at - 1])
-        ):
-            found[at] = after
-    for at, source in enumerate(found):
-        if source is None and at:
-            found[at] = found[at - 1]
-    first = next((source for source in found if source is not None), SourceWord("", 0, 0))
-    return tuple(source or first for source in found)
+        if word:
+            start = found.start() + found[0].find(word)
+            yield start, start + len(word)
 
 
 def words_of_ids(spoken: str, encoded: Sequence[tuple[str, int]]) -> list[int]:

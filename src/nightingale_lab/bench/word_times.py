@@ -131,9 +131,10 @@ def with_all_heads(model: Model) -> Model:
 
 def judged_words(one: Spoken, words: Sequence[tuple[str, float, float]], model: Model) -> list[JudgedWord]:
     """Return the author's words, from the aligner's times of the words that were spoken."""
-    sources = SourceWords(one.text, model.frontend.spell_out).take(one.spoken, [(one.spoken, 1)]).words
+    sources = SourceWords(one.text)
+    sources.add(model.frontend.spell(one.text, None))
     found, at = list[JudgedWord](), 0
-    spoken = list(zip(sources, one.spoken.split(), strict=True))
+    spoken = list(zip(sources.take_words(one.spoken), one.spoken.split(), strict=True))
     for _, group in groupby(enumerate(spoken), key=lambda numbered: numbered[1][0]):
         own = list(group)
         count = sum(len(spoken_words(word)) for _, (_, word) in own)

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from nightingale.engine.load import Model
-from nightingale.text.english import normalize
+from nightingale.text.english import read
+from nightingale.text.frontend import Frontend
 from nightingale_lab.bench.judges.aligner import spoken_words
 from nightingale_lab.bench.word_times import JudgedWord, Spoken, judged_words, summary, with_all_heads
 
 
 def test_words_of_the_aligner_become_those_of_the_author(noise_model: Model) -> None:
     text = "It's $5.50, twenty-five times."
-    spoken = normalize(text)
+    spoken = read(text)
     assert spoken_words("It's twenty-five!") == ["it's", "twenty", "five"]
     words = [(word, float(at), at + 0.5) for at, word in enumerate(spoken_words(spoken))]
     nothing: Any = None
     one = Spoken(text, spoken, nothing, nothing, "")
-    frontend = type("Frontend", (), {"spell_out": staticmethod(normalize)})
-    model: Any = type("Model", (), {"frontend": frontend})
+    model: Any = type("Model", (), {"frontend": Frontend(tokenizer=nothing, spell_out=read)})
     assert judged_words(one, words, model) == [
         JudgedWord(0, 0.0, 0.5),
         JudgedWord(1, 1.0, 5.5),  # five dollars and fifty cents

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.errors import EmptyText, TextError, TextTooLong
 from nightingale.text.frontend import Frontend
+from nightingale.text.normalized_text import NormalizedText
 from nightingale.text.sentences import (
     SHORT_CHARS,
     Ending,
@@ -102,6 +104,7 @@ def segment_text(
     max_chars: int = MAX_CHARS,
     speed: float = 1.0,
     closing_ms: int = 0,
+    on_normalized: Callable[[NormalizedText], None] | None = None,
 ) -> Iterator[TextSegment]:
     """Split a text of any length into segments, each made when the iterator reaches it.
 
@@ -116,6 +119,7 @@ def segment_text(
         max_chars: Length of the longest `source`.
         speed: Speech rate. Natural pauses follow it; pauses that the text asks for do not.
         closing_ms: Pause after the last segment, unless the text asks for another.
+        on_normalized: Called with each normalized part of the text, before the segments made of it.
 
     Raises:
         TextError: The text is empty or too long, has an impossible pause, or the model does not support its
@@ -129,7 +133,15 @@ def segment_text(
     segments = _merge_pauses(
         chain.from_iterable(
             [part] if isinstance(part, int) else _encode(frontend, part, language, max_ids, speed)
-            for part in _parts(frontend, source, language, split_chars, fill, short_first and fill, continues)
+            for part in _parts(
+                partial(_spell, frontend, language, on_normalized),
+                source,
+                language,
+                split_chars,
+                fill,
+                short_first and fill,
+                continues,
+            )
         ),
         closing_ms=None if continues else closing_ms,
     )
@@ -158,14 +170,13 @@ def check_length(chars: int, max_chars: int, *, cause: str = "") -> None:
         )
 
 
-def parse_pauses(text: str) -> list[str | int]:
+def parse_pauses(text: str) -> list[NormalizedText | int]:
     """Return text and pauses in milliseconds, in order. Raise TextError for a pause without a valid length."""
-    parts: list[str | int] = []
-    end = 0
+    whole, parts, end = NormalizedText.of(text), list[NormalizedText | int](), 0
     for tag in _PAUSE.finditer(text):
-        parts += [text[end : tag.start()], _pause_ms(tag)]
+        parts += [whole.cut(end, tag.start()), _pause_ms(tag)]
         end = tag.end()
-    return [part for part in (*parts, text[end:]) if part != ""]
+    return [part for part in (*parts, whole.cut(end, len(whole))) if part != ""]
 
 
 def _merge_pauses(items: Iterable[TextSegment | int], *, closing_ms: int | None) -> Iterator[TextSegment]:
@@ -221,8 +232,20 @@ def _encode(
         yield from _encode(frontend, half, language, max_ids, speed)
 
 
-def _parts(
+def _spell(
     frontend: Frontend,
+    language: str | None,
+    on_normalized: Callable[[NormalizedText], None] | None,
+    text: NormalizedText,
+) -> NormalizedText:
+    normalized = frontend.spell(text, language)
+    if on_normalized is not None:
+        on_normalized(normalized)
+    return normalized
+
+
+def _parts(
+    spell: Callable[[NormalizedText], NormalizedText],
     source: str | Iterable[str],
     language: str | None,
     split_chars: int | None,
@@ -237,21 +260,26 @@ def _parts(
         if fits and not (short_first and _has_several(source, split_chars, language)):
             split_chars = None
     if short_first and split_chars is not None:
-        sentences = _parts(frontend, source, language, split_chars, False, False, continues)
+        sentences = _parts(spell, source, language, split_chars, False, False, continues)
         yield from grow_spans(sentences, split_chars, language)
         return
     if split_chars is None:
-        whole = source if isinstance(source, str) else "".join(source)
-        blocks: Iterable[tuple[str, bool]] = [(whole, not continues)]
+        source = source if isinstance(source, str) else "".join(source)
+        blocks: Iterable[tuple[str, bool]] = [(source, not continues)]
     else:
         blocks = split_paragraphs(source, language)
+    at = 0
     for block, is_paragraph in blocks:
-        stretches = parse_pauses(block)
+        # The blocks are consecutive: each keeps the spans of a source that has them.
+        stretches = parse_pauses(
+            source.cut(at, at + len(block)) if isinstance(source, NormalizedText) else block
+        )
+        at += len(block)
         for number, stretch in enumerate(stretches, start=1):
             if isinstance(stretch, int):
                 yield stretch
                 continue
-            normalized = frontend.spell(stretch, language)
+            normalized = spell(stretch)
             if not has_words(normalized):
                 continue
             # Text that a pause follows ends like a clause, unless a mark ends its sentence.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from nightingale.engine.lexicon_files import open_lexicon
@@ -13,7 +12,8 @@ from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, check_l
 from nightingale.errors import EmptyText
 from nightingale.text.code_blocks import replace_code_blocks
 from nightingale.text.frontend import Frontend
-from nightingale.text.respelling import Lexicon, Respelling, SourceMap, respell, respelled_chars
+from nightingale.text.normalized_text import NormalizedText
+from nightingale.text.respelling import Lexicon
 from nightingale.text.sound_tags import blank_tags
 from nightingale.text.source_words import SourceWords
 from nightingale.text.unspoken import check_strict, find_unspoken, unsupported_script
@@ -66,23 +66,26 @@ class TextCheck:
 
         place: Returns where a position of this text is in that of the request, if it is a part of one.
         """
-        author, changes = text, self._lexicon.changes(text)
+        changes = self._lexicon.changes(text)
         if changes:
             # Before it is built: a respelling may be much longer than its word.
-            chars, limit = respelled_chars(text, changes), options.get("max_chars", MAX_CHARS)
+            chars = len(text) + sum(len(change.said) - len(change.written) for change in changes)
+            limit = options.get("max_chars", MAX_CHARS)
             check_length(chars, limit, cause=" with the respellings of the lexicon")
-            text = respell(text, changes)
+        respelled = NormalizedText.of(text).edit([change.edit for change in changes])
         # Before the text is split into paragraphs, of which a code block may have several.
-        spoken = text
+        spoken = respelled
         if self._frontend.spell_out:
-            spoken = blank_tags(replace_code_blocks(text, read=self._read_code))
-        unspoken = find_unspoken(text, self._frontend, self._language, read_code=self._read_code)
-        source = SourceMap(changes)
-        found = [replace(one, at=source.span(one.at)[0]) for one in unspoken]
+            spoken = blank_tags(replace_code_blocks(respelled, read=self._read_code))
+        unspoken = find_unspoken(respelled, self._frontend, self._language, read_code=self._read_code)
+        found = [replace(one, at=respelled.source_span(one.at, one.at + 1)[0]) for one in unspoken]
+        chars = self.chars
+        words = SourceWords(text, place=place or (lambda at: chars + at))
+        options["on_normalized"] = words.add if self._timestamps else None
         try:
             segments = segment_text(self._frontend, spoken, self._language, **options)
         except EmptyText as error:
-            cause = unsupported_script(text, self._frontend) if self._frontend.spell_out else None
+            cause = unsupported_script(respelled, self._frontend) if self._frontend.spell_out else None
             if cause is None:
                 raise
             raise cause from error
@@ -90,31 +93,14 @@ class TextCheck:
             check_strict(found)
         known = {warning.what for warning in self._warnings}
         self._warnings += [warning for warning in found if warning.what not in known]
-        if self._timestamps:
-            segments = self._with_sources(segments, author, changes, place)
-        return segments
-
-    def _with_sources(
-        self,
-        segments: Iterator[TextSegment],
-        author: str,
-        changes: list[Respelling],
-        place: Callable[[int], int] | None,
-    ) -> Iterator[TextSegment]:
-        """Yield the segments with their words in the author's text."""
-        frontend, language, chars = self._frontend, self._language, self.chars
-        source = SourceWords(
-            author,
-            partial(frontend.spell, language=language),
-            changes=changes,
-            reads_code=self._read_code or frontend.spell_out is None,
-            place=lambda at: chars + (at if place is None else place(at)),
-        )
+        if not self._timestamps:
+            return segments
         if place is None:
-            self.chars += len(author)
+            self.chars += len(text)
         return (
-            replace(one, source=source.take(one.text, frontend.tokenizer.encode_words(one.text, language)))
-            if one.text_ids
-            else one
+            replace(one, source=words.take(one.text, self._encoded(one.text))) if one.text_ids else one
             for one in segments
         )
+
+    def _encoded(self, text: str) -> list[tuple[str, int]]:
+        return self._frontend.tokenizer.encode_words(text, self._language)

@@ -23,6 +23,7 @@ from nightingale.text.english import (
 )
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import apply_all
+from nightingale.text.normalized_text import NormalizedText
 
 BEGINNINGS: Final = (*web.RULES, *technical.ALGEBRA, *calendar.SPANS)
 # Text without a digit skips these.
@@ -46,20 +47,26 @@ MAX_PASSES: Final = 6
 
 def normalize(text: str) -> str:
     """Return the text in words. Normalizing the result again changes nothing."""
+    return str(read(text))
+
+
+def read(text: str) -> NormalizedText:
+    """Return the text in words, with what each of them came from."""
+    normalized = NormalizedText.of(text)
     for _ in range(MAX_PASSES):
-        normalized = _one_pass(text)
-        if normalized == text:
+        before = normalized
+        normalized = _one_pass(before)
+        if normalized == before:
             break
-        text = normalized
-    return text
+    return normalized
 
 
-def _one_pass(text: str) -> str:
+def _one_pass(text: NormalizedText) -> NormalizedText:
     text = apply_all(BEGINNINGS, clean(text))
     if re.search("[0-9]", text):
         text = apply_all(FIGURES, text)
     text = apply_all((*calendar.SHORT, *names.ABBREVIATIONS), text)
     if re.search("[0-9]", text):
         text = apply_all(figures.LATE, text)
-    text = apply_all(symbols.RULES, names.spell_capitals(apply_all(names.NUMERALS, text)))
-    return text.strip() if re.search("[A-Za-z]", text) else ""
+    text = apply_all(symbols.RULES, names.spell_capitals(apply_all(names.NUMERALS, text))).strip()
+    return text if re.search("[A-Za-z]", text) else text.edit([(0, len(text), "")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english.rule import Match, Rule, any_of, apply_all
+from nightingale.text.english.rule import Rule, any_of, apply_all
+from nightingale.text.normalized_text import Match, fill_groups
 from nightingale.text.tables import word_list, word_map
 
 _CITED: Final = r"[1-9]\d{0,2}(?:\s?[-–,;]\s?[1-9]\d{0,2}){0,8}"
@@ -27,18 +28,13 @@ def _formula(match: Match) -> str:
     is_formula = match["mark"] != "$" or re.search(r"[\\^_]|(?<![\w.,])[A-Za-z] ?(?:[=<>+]|$)", body)
     if not is_formula or (match["mark"] == "$" and body != body.strip()):
         return match[0]
-    return f" {_read_formula(body)} "
+    said = apply_all(LATEX, body).parts(match.start("body"))
+    return fill_groups(match, [(None, " "), *said, (None, " ")])
 
 
-def _read_formula(body: str) -> str:
-    said = apply_all(LATEX, body)
-    # Letters side by side are factors: mc^2.
-    said = re.sub(r"\\([A-Za-z]{1,20})", _command, said)
-    said = re.sub(r"(?<![A-Za-z])[A-Za-z]{2,3}(?=\^| ?[=+-]|$)", lambda m: _factors(m[0]), said)
-    return re.sub(r"[{}\\]", " ", said)
-
-
-def _factors(letters: str) -> str:
+def _factors(match: Match) -> str:
+    """Read letters side by side as factors: mc^2."""
+    letters = match[0]
     return letters if letters in word_list("latex") or letters in ("is", "of", "pi") else " ".join(letters)
 
 
@@ -57,6 +53,9 @@ LATEX: Final = (
     Rule(r"_\{?(\w{1,9})\}?", " {1} "),
     Rule(r"\^\{(-?\w{1,9})\}", "^{1}"),
     Rule(r"(?<=[\w)}]) - (?=[\w({\\])", " minus "),
+    Rule(r"\\([A-Za-z]{1,20})", _command),
+    Rule(r"(?<![A-Za-z])[A-Za-z]{2,3}(?=\^| ?[=+-]|$)", _factors),
+    Rule(r"[{}\\]", " "),
 )
 
 DOCUMENT: Final = (

@@ -6,7 +6,8 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.openings import sentence_ends
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match
 from nightingale.text.tables import word_list, word_map
 
 MONTHS: Final = word_list("months")[:12]
@@ -36,8 +37,7 @@ _COUNTED: Final = rf" (?!(?:{any_of('not_counted_after_year')})\b)[a-z]{{2,}}s\b
 
 
 def _day_month(match: Match) -> str:
-    said = fill("{day:ordinal} of {month:months}{year:, year}", match)
-    return (match["the"] or "the ") + said
+    return fill("{the}{day:ordinal} of {month:months}{year:, year}", match, the=match["the"] or "the ")
 
 
 def _slashed(match: Match) -> str:
@@ -49,7 +49,9 @@ def _slashed(match: Match) -> str:
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return match[0]
     said = f"{MONTHS[month - 1]} {words.ordinal(day)}"
-    return f"{said}, {words.year(year if len(year) == 4 else f'20{year}')}" if year else match[1] + said
+    if not year:
+        return fill("{1}{month}", match, month=said)
+    return f"{said}, {words.year(year if len(year) == 4 else f'20{year}')}"
 
 
 def _timestamp(match: Match) -> str:
@@ -76,7 +78,7 @@ def _clock(match: Match) -> str:
         said += " o'clock" if 1 <= hour <= 12 else " hundred"
     if match["second"] and int(match["second"]):
         said += f" and {words.cardinal(match['second'])} seconds"
-    return f"{said} {half.upper()} M" if half else said
+    return fill("{hour}{half}", match, hour=said, half=f" {half.upper()} M" if half else "")
 
 
 def _decade(match: Match) -> str:

@@ -7,7 +7,8 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.measures import NUMBER, ONLY_ATTACHED, UNITS
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match
 from nightingale.text.tables import word_map
 
 DENOMINATORS: Final = {2: ("half", "halves"), 4: ("quarter", "quarters")}
@@ -30,10 +31,11 @@ def _fraction(above: str, below: str) -> str | None:
 
 
 def _mixed(match: Match) -> str:
-    part = _fraction(match[2], match[3])
+    part = _fraction(match["above"], match["below"])
     if part is None:
         return match[0]
-    return f"{words.whole(match[1])} and {part.replace('one ', 'a ', 1) if match[2] == '1' else part}"
+    part = part.replace("one ", "a ", 1) if match["above"] == "1" else part
+    return fill("{whole:whole} {above}", match, above=f"and {part}")
 
 
 def _slashed(match: Match) -> str:
@@ -43,9 +45,9 @@ def _slashed(match: Match) -> str:
 
 def _power(match: Match) -> str:
     """Read a power of a number or a letter, with an optional unit."""
-    base = words.number(match[1]) if match[1][0].isdigit() else match[1]
+    base = "{1:number}" if match[1][0].isdigit() else "{1}"
     unit = f" {UNITS[match['unit']][1]}" if match["unit"] else ""
-    return f"{base} {_to_the_power(match)}{unit}"
+    return fill(f"{base} {_to_the_power(match)}{{unit}}", match, unit=unit)
 
 
 def _to_the_power(match: Match) -> str:
@@ -96,7 +98,7 @@ LATE: Final = (
         lambda m: words.ordinal(m[1].replace(",", "")),
         re.IGNORECASE,
     ),
-    Rule(r"(?<![\w/.,])(\d{1,9})[ -](\d{1,4})/(\d{1,4})(?![\w/])", _mixed),
+    Rule(r"(?<![\w/.,])(?P<whole>\d{1,9})[ -](?P<above>\d{1,4})/(?P<below>\d{1,4})(?![\w/])", _mixed),
     Rule(r"(?<![\w/.,])(\d{1,9})/(\d{1,9})(?![\w/])", _slashed),
     Rule(
         r"(?<![\w.,])(\d{1,9}(?:\.\d{1,9}){2,6})(?![\w]|\.\d)",

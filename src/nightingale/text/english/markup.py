@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import html
 import re
-from functools import cache
 from typing import Final
-from unicodedata import category, decimal, normalize
+from unicodedata import category, decimal, is_normalized, normalize
 
 from nightingale.text.code_blocks import replace_code_blocks
 from nightingale.text.english.blocks import DOCUMENT
-from nightingale.text.english.rule import SPACES, Match, Rule, apply_all
+from nightingale.text.english.rule import SPACES, Rule, apply_all
+from nightingale.text.normalized_text import Match, NormalizedText
 from nightingale.text.stops import LINK
 from nightingale.text.tables import word_list, word_map
 
+# The pattern of `html.unescape`, which replaces one entity after the other.
+_ENTITY: Final = re.compile(r"&(#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
+_BETWEEN_SPACES: Final = re.compile(r"[^ \n]+")
 SQUARES: Final = {"2": " squared ", "3": " cubed "}
 # "<say-as>" is a tag, "<C-Left>" a key.
 _TAG_NAME: Final = r"</?(?:[a-zA-Z][a-zA-Z0-9]{0,15}|[a-z]{2,12}[:-][a-z][\w:-]{0,30})"
@@ -74,6 +78,12 @@ TERMS: Final = (
     Rule(r"[⁺⁻]?[⁰¹²³⁴-⁹]{1,15}", _raised),
 )
 
+FRACTIONS: Final = tuple(
+    rule
+    for fraction, figures in word_map("vulgar_fractions").items()
+    for rule in (Rule(rf"(?<=\d) ?{fraction}", f" {figures}"), Rule(fraction, figures))
+)
+
 # Quantifiers are bounded: a page of unclosed brackets must take linear time.
 MARKUP: Final = (
     Rule(r"<!--.{0,2000}?-->", " ", re.DOTALL),
@@ -105,29 +115,25 @@ PARAGRAPHS: Final = (
 )
 
 
-def clean(text: str) -> str:
+def clean(text: str) -> NormalizedText:
     """Return plain ASCII text without markup."""
-    text = normalize("NFC", apply_all(WORD_PARTS, html.unescape(replace_code_blocks(text))))
-    text = apply_all(DOCUMENT, text)
-    text = text.translate(_character_map("negations"))
-    for fraction, figures in word_map("vulgar_fractions").items():
-        if fraction not in text:
-            continue
-        text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
-    text = apply_all(TERMS, text).translate(_character_map("characters"))
-    return apply_all(PARAGRAPHS, _plain_characters(apply_all(MARKUP, text))).strip()
+    cleaned = apply_all(
+        WORD_PARTS, replace_code_blocks(text).sub(_ENTITY, lambda entity: html.unescape(entity[0]))
+    )
+    if not is_normalized("NFC", cleaned):
+        cleaned = cleaned.sub(_BETWEEN_SPACES, lambda word: normalize("NFC", word[0]))
+    cleaned = apply_all(DOCUMENT, cleaned)
+    cleaned = cleaned.replace_characters(word_map("negations"))
+    if any(fraction in cleaned for fraction in word_map("vulgar_fractions")):
+        cleaned = apply_all(FRACTIONS, cleaned)
+    cleaned = apply_all(TERMS, cleaned).replace_characters(word_map("characters"))
+    cleaned = apply_all(MARKUP, cleaned).sub(_NOT_ASCII, _plain_characters)
+    return apply_all(PARAGRAPHS, cleaned.replace_characters(word_map("characters"))).strip()
 
 
-@cache
-def _character_map(table: str) -> dict[int, str]:
-    return str.maketrans(word_map(table))
-
-
-def _plain_characters(text: str) -> str:
+def _plain_characters(match: Match) -> str:
     """Fold compatibility forms, drop accents, convert digits to ASCII, and name single Greek letters."""
-    if text.isascii():
-        return text.translate(_character_map("characters"))
-    greek, folded = word_map("greek"), normalize("NFKD", text)
+    greek, folded = word_map("greek"), normalize("NFKD", match[0])
     kept: list[str] = []
     for at, character in enumerate(folded):
         if character.isascii():
@@ -144,4 +150,4 @@ def _plain_characters(text: str) -> str:
             continue
         else:
             kept.append(" " if character.isalpha() else character)
-    return "".join(kept).translate(_character_map("characters"))
+    return "".join(kept)

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match, Part, fill_groups
 from nightingale.text.tables import word_map
 
 UNITS: Final[dict[str, tuple[str, str]]] = word_map("units")
@@ -34,7 +35,7 @@ def _fraction_measure(match: Match) -> str:
     if unit in ONLY_ATTACHED:
         return match[0]
     names = INCH if unit == "in." else UNITS[unit]
-    return f"{match['fraction']} {names[bool(match['whole'])]}"
+    return fill("{fraction} {unit}", match, unit=names[bool(match["whole"])])
 
 
 def _measure(match: Match) -> str:
@@ -46,21 +47,22 @@ def _measure(match: Match) -> str:
     said = UNITS[unit][not is_one(figures)]
     said = f"{said} {power}" if power and "/" in unit else f"{POWERS[power]}{said}"
     per = f" per {POWERS[match['per_power']]}{PER_UNIT[match['per']]}" if match["per"] else ""
-    return f"{words.number(figures)} {said}{per}"
+    return fill("{figures:number} {unit}{per}", match, unit=said, per=per)
 
 
 def _scaled(match: Match) -> str:
     per = f" per {POWERS[match['per_power']]}{PER_UNIT[match['per']]}" if match["per"] else ""
     unit = f"{POWERS[match['power']]}{UNITS[match['unit']][1]}"
-    return f"{words.number(match['figures'])} {match['scale']} {unit}{per}"
+    return fill("{figures:number} {scale} {unit}{per}", match, unit=unit, per=per)
 
 
 def _duration(match: Match) -> str:
     """Read "1h 30m": the m of a single part would be meters."""
-    parts = [(match[name], names) for name, names in DURATION_PARTS.items() if match[name]]
-    if len(parts) < 2:
-        return match[0]
-    return " ".join(f"{words.cardinal(figures)} {names[int(figures) != 1]}" for figures, names in parts)
+    parts = list[Part]()
+    for name, names in DURATION_PARTS.items():
+        if match[name]:
+            parts += [(None, " "), (name, f"{words.cardinal(match[name])} {names[int(match[name]) != 1]}")]
+    return fill_groups(match, parts[1:]) if len(parts) > 2 else match[0]
 
 
 def _inches(match: Match) -> str:
@@ -71,7 +73,7 @@ def _inches(match: Match) -> str:
         return match[0]
     noun = rf"(?: (?:and|or|to|x|by) {NUMBER}\"){{0,3}} (?!(?:{any_of('extents')})\b)[a-z]{{3,}}"
     is_single = is_one(match[1]) or re.match(rf"{noun}| [x×] ?\d", after)
-    return f"{match[1]} {INCH[not is_single]}"
+    return fill(f"{{1}} {INCH[not is_single]}", match)
 
 
 DURATION_PARTS: Final = {
@@ -128,7 +130,7 @@ RULES: Final = (
     ),
     Rule(
         rf"(?<![\w.,/])({NUMBER})([ -]?)in\.(?=[,;)]| [a-z])",
-        lambda m: fill("{1:number}{2}", m) + INCH[m[2] != "-" and not is_one(m[1])],
+        lambda m: fill("{1:number}{2}" + INCH[m[2] != "-" and not is_one(m[1])], m),
     ),
     Rule(
         rf"{START}(?P<figures>{NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"

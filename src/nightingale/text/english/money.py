@@ -7,7 +7,8 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.measures import NUMBER, START, is_one
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match, Part, fill_groups
 from nightingale.text.tables import word_map
 
 CURRENCIES: Final[dict[str, tuple[str, str, str, str]]] = word_map("currencies")
@@ -65,11 +66,19 @@ def _money(match: Match) -> str:
     scale, single = match["scale"] or match["joined"], _describes(match)
     # After letters that are no known country, the sum is a word of its own.
     gap = " " if match.string[max(0, match.start() - 1) : match.start()].isalpha() else ""
-    return (
-        gap
-        + _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single)
-        + fill("{per: per per}", match)
-    )
+    said = _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single)
+    return fill_groups(match, [(None, gap), *_parts(match, said)])
+
+
+def _parts(match: Match, said: str) -> list[Part]:
+    """Return the parts of a sum: its number, what follows it in the text, and what it is paid for."""
+    number, per = words.number(match["figures"]), fill("{per: per per}", match)
+    if not said.startswith(f"{number} "):
+        return [("figures", said + per)]
+    unit = next((group for group in ("scale", "joined") if match[group]), None)
+    if unit is None and match.start("sign") > match.start("figures"):
+        unit = "sign"
+    return [("figures", number), (unit, said[len(number) :]), ("per", per)]
 
 
 def _span(match: Match) -> str:
@@ -91,8 +100,9 @@ def _span(match: Match) -> str:
         said = _sum(low, low_scale, names, single=single)
     else:
         said = f"{words.number(low)} {MULTIPLIERS.get(low_scale, '')}".rstrip()
-    high = _sum(figures, scale, names, single=single) + fill("{per: per per}", match)
-    return f"{said} {joint if joint == 'and' else 'to'} {high}"
+    high = _parts(match, _sum(figures, scale, names, single=single))
+    first = (match.start("low"), match.end("lows") if low_scale else match.end("low"))
+    return fill_groups(match, [(first, said), ("joint", f" {joint if joint == 'and' else 'to'} "), *high])
 
 
 # Before number ranges: "$5-10" is money at both ends, "$5 to 10 people" is not.

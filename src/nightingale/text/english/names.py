@@ -8,7 +8,8 @@ from typing import Final
 from nightingale.text.english import words
 from nightingale.text.english.calendar import SENTENCE_CONTINUES
 from nightingale.text.english.openings import OPENING, sentence_ends
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match, NormalizedText, Part, fill_groups
 from nightingale.text.tables import word_list, word_map
 
 _NUMERAL: Final = r"(?=[IVXLC])(?:C{0,3}(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3}))(?<=[IVXLC])"
@@ -36,9 +37,12 @@ def _short_form(match: Match) -> str:
 
 def _initials(match: Match) -> str:
     """Read initials: "J. K. Rowling" loses its full stops; "the U. S. He" ends a sentence."""
-    spelled = " ".join(re.sub(r"[^A-Z]", "", match[1]))
-    ends = match[1].endswith(" ") and sentence_ends(match.string, match.end() - 1)
-    return f"{spelled}. " if ends else f"{spelled} "
+    parts = list[Part]()
+    for letter in re.compile("[A-Z]").finditer(match.string, *match.span(1)):
+        parts += [(letter.span(), letter[0]), (None, " ")]
+    if match[1].endswith(" ") and sentence_ends(match.string, match.end() - 1):
+        parts[-1] = (None, ". ")
+    return fill_groups(match, parts)
 
 
 def _numbered(match: Match) -> str:
@@ -73,7 +77,7 @@ def _is_spelled(word: str, *, all_caps: bool) -> bool:
     return not vowel or (len(word) <= 5 and len(onset) > 1 and onset.lower() not in word_list("onsets"))
 
 
-def spell_capitals(text: str) -> str:
+def spell_capitals(text: NormalizedText) -> NormalizedText:
     """Spell initialisms letter by letter; in a text in capitals only the unambiguous ones."""
     capitals = len(re.findall("[A-Z]", text))
     small = len(re.findall("[a-z]", re.sub(_COUNTED, "", text)))
@@ -83,7 +87,7 @@ def spell_capitals(text: str) -> str:
         word, plural = match[1], "'s" if match[2] else ""
         return " ".join(word) + plural if _is_spelled(word, all_caps=all_caps) else match[0]
 
-    return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", spell, text)
+    return text.sub(re.compile(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])"), spell)
 
 
 # The number of a heading was in capitals too.

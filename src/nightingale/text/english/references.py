@@ -10,7 +10,8 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match, Part, fill_groups
 from nightingale.text.tables import word_list
 
 _REFERRING: Final = word_list("referring")
@@ -69,16 +70,21 @@ def _label(match: Match) -> str:
 def _verse(match: Match) -> str:
     number = f"{words.ordinal(match['number']).capitalize()} " if match["number"] else ""
     between = " " if int(match["chapter"]) <= MAX_PLAIN_CHAPTER else " verse "
-    return number + fill(
-        "{book}{short:short_books} {chapter:cardinal}" + between + "{verse:cardinal}{last: to cardinal}",
+    return fill(
+        "{number}{book}{short:short_books} {chapter:cardinal}"
+        + between
+        + "{verse:cardinal}{last: to cardinal}",
         match,
+        number=number,
     )
 
 
 def _groups(match: Match) -> str:
     """Read each run of digits, with commas between the runs."""
-    said = ["eight hundred" if run == "800" else words.digits(run) for run in re.findall(r"\d+", match[0])]
-    return ("plus " if match[0].startswith("+") else "") + ", ".join(said)
+    parts = list[Part]()
+    for run in re.compile(r"\d+").finditer(match.string, *match.span()):
+        parts += [(None, ", "), (run.span(), "eight hundred" if run[0] == "800" else words.digits(run[0]))]
+    return fill_groups(match, [(None, "plus " if match[0].startswith("+") else ""), *parts[1:]])
 
 
 _BEFORE: Final = r"(?<![\w.,+/:$-])"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, cached_property, partial
+from string import Formatter
 from typing import Final
 
 from nightingale.text.english import words
+from nightingale.text.normalized_text import Filled, Match, NormalizedText, Replacement, fill_groups
 from nightingale.text.tables import word_list, word_map
 
-Match = re.Match[str]
 SPACES: Final = r"\s{2,}|[^\S ]"
 """White space that is not a single space. Most spaces of a text are, and need no replacement."""
 
@@ -26,48 +27,62 @@ class Rule:
     on first use, so most sentences never compile the rules about numbers and symbols.
     """
 
-    def __init__(
-        self, pattern: str, replacement: str | Callable[[Match], str], flags: int = 0, *, needs: str = ""
-    ) -> None:
+    def __init__(self, pattern: str, replacement: Replacement, flags: int = 0, *, needs: str = "") -> None:
         self.pattern, self.needs = pattern, needs
         self._replacement, self._flags = replacement, flags
+        if isinstance(replacement, str) and "{" in replacement:
+            self._replacement = partial(fill, replacement)
 
     @cached_property
-    def _sub(self) -> Callable[[str | Callable[[Match], str], str], str]:
-        return re.compile(self.pattern, self._flags).sub
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, self._flags)
 
-    def apply(self, text: str) -> str:
+    @cached_property
+    def _search(self) -> Callable[[str], Match | None]:
+        return self._compiled.search
+
+    def apply(self, text: NormalizedText) -> NormalizedText:
         if self.needs and not any(character in text for character in self.needs):
             return text
-        template = self._replacement
-        if isinstance(template, str) and "{" in template:
-            return self._sub(lambda match: fill(template, match), text)
-        return self._sub(template, text)
+        # Most rules match nothing in most sentences.
+        return text if self._search(text) is None else text.sub(self._compiled, self._replacement)
 
 
-class _Group(str):
-    """A matched group, which a template reads by the name after the colon."""
+def fill(template: str, match: Match, **said: str) -> Filled:
+    """Return a template with the groups of a match.
 
-    def __format__(self, spec: str) -> str:
-        before, space, name = spec.rpartition(" ")
-        if not self:
-            return ""
-        read = getattr(words, name, None) or (word_map(name).get if name else str)
-        return f"{before}{space}{read(self) or self}"
+    said: Groups that are read otherwise, and how. The template has them without a name to read them by.
+    """
+    return fill_groups(match, _parts(template, match, said))
 
 
-def fill(template: str, match: Match) -> str:
-    """Return a template with the groups of a match."""
-    groups = [_Group(match[at] or "") for at in range(len(match.groups()) + 1)]
-    return template.format(
-        *groups, **{name: _Group(group or "") for name, group in match.groupdict().items()}
-    )
+def _parts(template: str, match: Match, said: dict[str, str]) -> Iterator[tuple[str | int | None, str]]:
+    for literal, name, spec in _parsed(template):
+        yield None, literal
+        if name is None:
+            continue
+        group = int(name) if name.isdecimal() else name
+        written = match[group] or ""
+        before, space, read_by = spec.rpartition(" ")
+        text = said.get(name)
+        if text is None and written:
+            read = getattr(words, read_by, None) or (word_map(read_by).get if read_by else str)
+            text = read(written) or written
+        if text:
+            yield None, before + space
+            yield group, text
 
 
-def apply_all(rules: Iterable[Rule], text: str) -> str:
+@cache
+def _parsed(template: str) -> list[tuple[str, str | None, str]]:
+    return [(literal, name, spec or "") for literal, name, spec, _ in Formatter().parse(template)]
+
+
+def apply_all(rules: Iterable[Rule], text: str) -> NormalizedText:
+    normalized = NormalizedText.of(text)
     for rule in rules:
-        text = rule.apply(text)
-    return text
+        normalized = rule.apply(normalized)
+    return normalized
 
 
 def any_of(choices: str | Iterable[str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from nightingale.text.english.rule import SPACES, Match, Rule, any_of
+from nightingale.text.english.rule import SPACES, Rule, any_of
+from nightingale.text.normalized_text import Match
 
 COMPARISON_WORDS: Final = {"<": "less than", ">": "greater than"}
 

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
+from nightingale.text.normalized_text import Match
 
 _VARIABLE: Final = "[abcknptxyz]"
 """Letters that usually are variables."""

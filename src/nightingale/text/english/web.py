@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.english.rule import Rule, any_of, fill
 from nightingale.text.english.technical import port, spell_code
+from nightingale.text.normalized_text import Match, Part, fill_groups
 from nightingale.text.tables import word_map
 
 MAX_PATH_CHARS: Final = 40
@@ -42,12 +43,15 @@ def _link(match: Match) -> str:
     link = (host + whole).rstrip(".,;:!?'\"")
     ending = (host + whole)[len(link) :]
     path = re.split(r"[?#]", link[len(host) :])[0].rstrip("/")
-    said = _host(link[: len(host)])
+    parts: list[Part] = [(None, " "), ("host", _host(link[: len(host)]))]
     if match["port"]:
-        said += f" port {port(match['port'])}"
-    if path and len(path) <= MAX_PATH_CHARS:
-        said += f" {_spell(path)}"
-    return f" {said}{ending} "
+        parts.append(("port", f" port {port(match['port'])}"))
+    if whole:
+        start = match.start("path")
+        end = start + len(path)
+        parts.append(((start, end), f" {_spell(path)}" if path and len(path) <= MAX_PATH_CHARS else ""))
+        parts.append(((end, match.end() - len(ending)), ""))
+    return fill_groups(match, [*parts, (None, f"{ending} ")])
 
 
 def _path(match: Match) -> str:

@@ -10,12 +10,18 @@ from functools import cache
 
 from nightingale.text.multilingual.language_data import language_table
 from nightingale.text.multilingual.readers import Reader
+from nightingale.text.normalized_text import NormalizedText
 
 
 def normalize(text: str, language: str) -> str:
     """Return the text in words; without a change if the language has no table."""
+    return str(read(text, language))
+
+
+def read(text: str, language: str) -> NormalizedText:
+    """Return the text in words, with what each of them came from."""
     reader = _reader(language.lower())
-    return text if reader is None else reader.read(text)
+    return NormalizedText.of(text) if reader is None else reader.read(text)
 
 
 @cache

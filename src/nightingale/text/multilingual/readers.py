@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 from unicodedata import decimal
 
 from nightingale.text.multilingual.number_rules import NumberRules, form_at
 from nightingale.text.multilingual.patterns import Patterns, any_written
+from nightingale.text.normalized_text import Filled, Match, NormalizedText, Part, fill_groups
 
 MAX_DIGITS: Final = 15
 """Longer numbers are read digit by digit."""
@@ -25,14 +26,15 @@ MANY: Final = 99
 _GROUP: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _COUNT: Final = re.compile("#([a-z_]*)")
 _FORMS: Final = re.compile(r"\{([^}]*)\}")
-_WIDE: Final = str.maketrans({"％": "%", "￥": "¥", "℃": "°C", "−": "-", "～": "〜", "＄": "$"})
+_NUMBER: Final = re.compile(r"\d+")
+_OTHER_DIGIT: Final = re.compile(r"[^\D0-9]")
+_WIDE: Final = {"％": "%", "￥": "¥", "℃": "°C", "−": "-", "～": "〜", "＄": "$"}
 
 _KEPT: Final = {ord("0") + digit: 0xE000 + digit for digit in range(10)}
-_WRITTEN: Final = {kept: digit for digit, kept in _KEPT.items()}
+_WRITTEN: Final = {chr(kept): chr(digit) for digit, kept in _KEPT.items()} | {JOINER: "", NUMBER_START: ""}
 """Digits that no rule may read are private characters until the end."""
 
-Match = re.Match[str]
-Replacement = Callable[[Match], str]
+Reading = Callable[[Match], list[Part]]
 
 
 class Reader:
@@ -49,24 +51,31 @@ class Reader:
         self._spaced: str = table.get("space_before", "")
         self._measures = {**table.get("units", {}), **table.get("scales", {})}
 
-    def read(self, text: str) -> str:
+    def read(self, text: str) -> NormalizedText:
         """Return a text with its numbers and abbreviations in words; what no rule matches stays as it is."""
+        normalized = NormalizedText.of(text)
         if any(map(str.isdecimal, text)):
-            text = "".join(str(decimal(c)) if c.isdecimal() else c for c in text).translate(_WIDE)
-            for pattern, replacement in self._number_rules:
-                text = pattern.sub(replacement, text)
-            text = re.sub(f"{NUMBER_START}(?=[{self._spaced}])", " ", text) if self._spaced else text
-            text = text.replace(JOINER, "").replace(NUMBER_START, "").translate(_WRITTEN)
-        return self._abbreviations[0].sub(self._abbreviation, text)
+            normalized = normalized.sub(_OTHER_DIGIT, lambda digit: str(decimal(digit[0])))
+            normalized = normalized.replace_characters(_WIDE)
+            for pattern, reading in self._number_rules:
+                normalized = normalized.sub(pattern, partial(self._filled, reading))
+            if self._spaced:
+                normalized = normalized.sub(re.compile(f"{NUMBER_START}(?=[{self._spaced}])"), " ")
+            normalized = normalized.replace_characters(_WRITTEN)
+        return normalized.sub(self._abbreviations[0], self._abbreviation)
+
+    def _filled(self, reading: Reading, match: Match) -> Filled:
+        """Return what a match is read as, with a mark at its start if the language needs spaces before some words."""
+        return fill_groups(match, [(None, NUMBER_START if self._spaced else ""), *reading(match)])
 
     @cached_property
-    def _number_rules(self) -> list[tuple[re.Pattern[str], Replacement]]:
+    def _number_rules(self) -> list[tuple[re.Pattern[str], Reading]]:
         """The rules for text with digits, specific ones first."""
         patterns, table = self._patterns, self._table
-        rules: list[tuple[str, Replacement]] = [
+        rules: list[tuple[str, Reading]] = [
             *((rule["pattern"], self._template(rule["text"])) for rule in table.get("rule", ())),
             (patterns.telephone(), self._telephone),
-            (rf"{patterns.start}\+(?=\d)", lambda _: self._words["plus"] + self._gap),
+            (rf"{patterns.start}\+(?=\d)", lambda _: [(0, self._words["plus"] + self._gap)]),
             *((pattern, self._template(table["date"])) for pattern in patterns.dates()),
             *([(patterns.written_date(), self._written_date)] if table.get("written_date", True) else []),
             *((pattern, self._time) for pattern in patterns.times()),
@@ -76,11 +85,7 @@ class Reader:
             (patterns.units(), self._unit),
             (patterns.plain(), self._plain),
         ]
-        return [(patterns.compile(pattern), self._marked(replacement)) for pattern, replacement in rules]
-
-    def _marked(self, replacement: Replacement) -> Replacement:
-        """Return a replacement that marks where its words begin, if the language needs spaces before some."""
-        return (lambda match: NUMBER_START + replacement(match)) if self._spaced else replacement
+        return [(patterns.compile(pattern), reading) for pattern, reading in rules]
 
     @cached_property
     def _abbreviations(self) -> tuple[re.Pattern[str], dict[str, str]]:
@@ -93,23 +98,30 @@ class Reader:
         }
         return re.compile(rf"(?<!\w)(?:{any_written({**forms, **capitals})})(?!\w)"), meanings
 
-    def _template(self, template: str) -> Replacement:
+    def _template(self, template: str) -> Reading:
         """Return a function that fills a template with groups of a match: `{1}`, or `{day:ordinal}` in words.
 
         Besides rule sets there are "month", "digits" (one by one) and "kept" (left as it is).
         """
 
-        def group(match: Match, name: str, rule_set: str | None) -> str:
-            value = match[int(name)] if name.isdecimal() else match[name]
+        def group(value: str, rule_set: str | None) -> str:
             if rule_set is None or not value:
-                return value or ""
+                return value
             if rule_set == "month":
                 return self._months[int(value) - 1]
             if rule_set == "kept":
                 return value.translate(_KEPT)
             return self._digits(value) if rule_set == "digits" else self._spell(int(value), rule_set)
 
-        return lambda match: _GROUP.sub(lambda found: group(match, found[1], found[2]), template)
+        def parts(match: Match) -> list[Part]:
+            found, at = list[Part](), 0
+            for one in _GROUP.finditer(template):
+                name = int(one[1]) if one[1].isdecimal() else one[1]
+                found += [(None, template[at : one.start()]), (name, group(match[name] or "", one[2]))]
+                at = one.end()
+            return [*found, (None, template[at:])]
+
+        return parts
 
     def _spell(self, number: int, rule_set: str) -> str:
         return self._rules.spell(number, rule_set)
@@ -149,74 +161,94 @@ class Reader:
             return self._rules.plural(_value(whole))
         return int(self._table.get("fraction_form", MANY))
 
-    def _count(
-        self, template: str, written: str, match: Match | None = None, index: int | None = None
-    ) -> str:
-        """Return a template such as "#feminine {minute|minutes}" for a number, or for the range of a match."""
-        index = self._form_index(written) if index is None else index
-        low = match["low"] if match else None
-        minus = f"{self._words['minus']}{self._gap}" if match and match["minus"] else ""
+    def _count(self, template: str, written: str) -> str:
+        """Return a template such as "#feminine {minute|minutes}" for a number."""
+        form = self._form(template, self._form_index(written))
+        return _COUNT.sub(lambda found: self._amount(written, found[1] or "cardinal"), form)
 
-        def number(found: Match) -> str:
-            said = self._amount(written, found[1] or "cardinal")
-            if low:
-                said = self._amount(low, found[1] or "cardinal") + self._words["to"] + said
-            return minus + said
+    def _form(self, template: str, index: int) -> str:
+        return _FORMS.sub(lambda found: form_at(found[1], index), template)
 
-        return _COUNT.sub(number, _FORMS.sub(lambda found: form_at(found[1], index), template))
+    def _counted(self, template: str, match: Match, group: str | None = None) -> list[Part]:
+        """Return a template for the number or range of a match; the words around the number stand for a group."""
+        form = self._form(template, self._form_index(match["number"]))
+        return _around(form, lambda rule_set: self._numbers(match, rule_set), group)
 
-    def _written_date(self, match: Match) -> str:
+    def _numbers(self, match: Match, rule_set: str) -> list[Part]:
+        minus = f"{self._words['minus']}{self._gap}" if match["minus"] else ""
+        low = self._amount(match["low"], rule_set) if match["low"] else ""
+        to = self._words["to"] if low else ""
+        said = self._amount(match["number"], rule_set)
+        return [("minus", minus), ("low", low), (None, to), ("number", said)]
+
+    def _written_date(self, match: Match) -> list[Part]:
         short = dict(zip(self._table.get("short_months", "").split(), self._months, strict=False))
-        month = short.get(match["month"].rstrip("."), match["month"])
-        said = f"{self._spell(int(match['day']), 'day')}{match['gap']}{month}"
-        return f"{said}{match['next']}{self._spell(int(match['year']), 'year')}" if match["year"] else said
+        month = short.get(match["month"].rstrip("."), str(match["month"]))
+        parts: list[Part] = [
+            ("day", self._spell(int(match["day"]), "day")),
+            ("gap", match["gap"]),
+            ("month", month),
+        ]
+        if match["year"]:
+            parts += [("next", match["next"]), ("year", self._spell(int(match["year"]), "year"))]
+        return parts
 
-    def _time(self, match: Match) -> str:
+    def _time(self, match: Match) -> list[Part]:
         template = self._table["time"]["full" if int(match["minute"]) else "whole"]
-        return (match.groupdict().get("cue") or "") + self._template(template)(match)
+        cue: list[Part] = [("cue", match["cue"])] if "cue" in match.groupdict() else []
+        return [*cue, *self._template(template)(match)]
 
-    def _telephone(self, match: Match) -> str:
-        plus = self._words["plus"] + self._gap if match[0][0] == "+" else ""
-        return plus + self._digits(match[0])
+    def _telephone(self, match: Match) -> list[Part]:
+        parts: list[Part] = [(None, self._words["plus"] + self._gap)] if match[0][0] == "+" else []
+        for group in _NUMBER.finditer(match.string, *match.span()):
+            parts += [(group.span(), self._digits(group[0])), (None, self._digit_gap)]
+        return parts[:-1]
 
-    def _ratio(self, match: Match) -> str:
+    def _ratio(self, match: Match) -> list[Part]:
         """Read a score or a ratio: 3:1."""
-        return self._words.get("ratio", " ").join(
-            self._amount(figures, "cardinal") for figures in match.groups()
-        )
+        one, other = (self._amount(figures, "cardinal") for figures in match.groups())
+        return [(1, one), (None, self._words.get("ratio", " ")), (2, other)]
 
-    def _money(self, match: Match) -> str:
+    def _money(self, match: Match) -> list[Part]:
         key = _written_as(match["sign"], self._table["currencies"])
         unit, _, cents = (part.strip() for part in self._table["currencies"][key].partition(";"))
-        written = match["number"]
-        whole, fraction = self._split(written)
+        whole, fraction = self._split(match["number"])
         if match["scale"]:
             scale = self._table["scales"][_written_as(match["scale"], self._table["scales"])]
-            said = f"{self._count(scale, written, match)} {self._words.get('of', '')}".rstrip()
-            many = self._rules.plural(1_000_000)
-            return _COUNT.sub(said, _FORMS.sub(lambda found: form_at(found[1], many), unit))
+            of = self._words.get("of", "")
+            number = [*self._counted(scale, match, "scale"), *([(None, f" {of}")] if of else [])]
+            return _around(self._form(unit, self._rules.plural(1_000_000)), lambda _: number, "sign")
         if not cents or len(fraction) != 2 or match["low"]:
-            return self._count(unit, written, match) + self._full_stop(match)
-        parts = [self._count(unit, whole, match)] if _value(whole) or not int(fraction) else []
-        parts += [self._count(cents, str(int(fraction)))] if int(fraction) else []
-        return self._words.get("and", " ").join(parts) + self._full_stop(match)
+            return [*self._counted(unit, match, "sign"), (None, self._full_stop(match))]
+        minus = f"{self._words['minus']}{self._gap}" if match["minus"] else ""
+        parts = []
+        if _value(whole) or not int(fraction):
+            form = self._form(unit, self._form_index(whole))
+            parts.append(_COUNT.sub(lambda found: minus + self._amount(whole, found[1] or "cardinal"), form))
+        if int(fraction):
+            parts.append(self._count(cents, str(int(fraction))))
+        return [(0, self._words.get("and", " ").join(parts) + self._full_stop(match))]
 
-    def _percentage(self, match: Match) -> str:
-        return self._count(self._words["percent"], match["number"], match)
+    def _percentage(self, match: Match) -> list[Part]:
+        return self._counted(self._words["percent"], match)
 
-    def _unit(self, match: Match) -> str:
+    def _unit(self, match: Match) -> list[Part]:
         template = self._measures[_written_as(match["unit"], self._measures)]
-        return self._count(template, match["number"], match) + self._full_stop(match)
+        return [*self._counted(template, match, "unit"), (None, self._full_stop(match))]
 
-    def _plain(self, match: Match) -> str:
+    def _plain(self, match: Match) -> list[Part]:
         """Read a number by the rule set that the next word asks for, such as its gender."""
         low, number = match["low"], match["number"]
         if low and _value(self._split(low)[0]) >= _value(self._split(number)[0]):  # a score, no range
-            return " ".join(self._amount(figures, "cardinal") for figures in (low, number))
+            return [
+                ("low", self._amount(low, "cardinal")),
+                (None, " "),
+                ("number", self._amount(number, "cardinal")),
+            ]
         after = number + match.string[match.end() : match.end() + 40]
         sets = (one["set"] for one in self._table.get("before", ()) if re.match(one["word"], after))
         is_year = self._table.get("years_alone") and re.fullmatch("1[1-9]..", number)
-        return self._count(f"#{next(sets, 'year' if is_year else '')}", number, match)
+        return self._counted(f"#{next(sets, 'year' if is_year else '')}", match)
 
     def _abbreviation(self, match: Match) -> str:
         meanings, key = self._abbreviations[1], "".join(match[0].split())
@@ -236,6 +268,14 @@ class Reader:
         before_capital = before_capital and not self._table.get("capital_nouns")
         rest = match.string[match.end() : match.end() + 8].lstrip("\"'”’)» \u00a0")
         return "." if not rest.strip() or (before_capital and rest[0].isupper()) else ""
+
+
+def _around(form: str, number: Callable[[str], list[Part]], group: str | None) -> list[Part]:
+    """Return the parts of a form with a number, such as "# Meter"; its words stand for a group."""
+    found = _COUNT.search(form)
+    if found is None:
+        return [(None, form)]
+    return [(group, form[: found.start()]), *number(found[1] or "cardinal"), (group, form[found.end() :])]
 
 
 def _value(digits: str) -> int:
