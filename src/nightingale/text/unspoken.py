@@ -1,10 +1,14 @@
-"""Detection of what a front end leaves out of a text: other scripts, symbols, parts of links, tags and code."""
+"""Detection of what a front end leaves out of a text: other scripts, symbols, parts of links, tags and code.
+
+Warnings are known before the first segment is spoken, and a book takes too long to normalize for that. So patterns
+find what may be left out, and the normalizer tells by its spans whether it is.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 from unicodedata import category, name, normalize
 
@@ -25,15 +29,22 @@ SCRIPTS: Final = {
 SCRIPT_LABELS: Final = {"CJK": "Chinese characters", "HIRAGANA": "kana", "KATAKANA": "kana"}
 """Names of scripts that are not their Unicode name and "letters"."""
 MAX_SHOWN_CHARS: Final = 24
-MAX_PATH_CHARS: Final = 40
-"""A longer path of a link is not read (`nightingale.text.english.web`)."""
+MAX_CHECKED: Final = 400
+"""Things of a text that are normalized to find out whether they are left out: it takes 0.2 ms each."""
+_NEAR_CHARS: Final = 24
+"""Characters before and after such a thing that are normalized with it."""
 
+_LETTER: Final = re.compile(r"[^\W_]")
 _LETTERS: Final = re.compile(r"[^\W\d_\x00-\u024f\u1e00-\u1eff]+")
 _SYMBOL: Final = re.compile(r"[^\w\s\x00-\x7f]")
 _LINK: Final = re.compile(
     r"\b(?:https?|ftp)://[^\s/?#<>\"()]+(?P<path>/[^\s?#<>\"()]*)?(?P<query>[?#][^\s<>\"()]+)?"
 )
 _TAG: Final = re.compile(r"</?([a-zA-Z][a-zA-Z0-9:-]{0,30})(?:\s[^<>]{0,300})?/?>")
+_SYMBOLS, _TAGS = "symbols without a spoken form are left out", "unknown tags are left out"
+
+_Candidate = tuple[str, str, int, Callable[[], bool]]
+"""The sentence of a warning, what may be left out, its place, and whether it is left out."""
 
 
 def find_unspoken(
@@ -47,9 +58,58 @@ def find_unspoken(
     if frontend.spell_out is None:
         found += _unknown_characters(blank_tags(text), frontend, language)
     else:
-        found += [*_other_scripts(text, frontend.family), *_symbols(text, frontend), *_links(text)]
-        found += [*_tags(text), *(() if read_code else _code(text))]
+        lost, checked = dict[str, dict[str, int]](), set[tuple[str, str]]()
+        for what, got, at, is_left_out in _candidates(text, frontend, read_code):
+            # All symbols and tags are shown, and the first thing of other kinds.
+            is_known = (what, got) in checked or (what in lost and what not in (_SYMBOLS, _TAGS))
+            if not is_known and len(checked) < MAX_CHECKED:
+                checked.add((what, got))
+                if is_left_out():
+                    lost.setdefault(what, {})[got] = at
+        for what, things in lost.items():
+            shown = " ".join(things) if what in (_SYMBOLS, _TAGS) else next(iter(things))
+            found.append(TextWarning(what=what, got=_shortened(shown), at=min(things.values())))
     return sorted(found, key=lambda warning: warning.at)
+
+
+def _candidates(text: str, frontend: Frontend, read_code: bool) -> Iterator[_Candidate]:
+    """Yield what may be left out of a text."""
+    for run in _foreign_runs(text):
+        script = _script(run[0])
+        code = SCRIPTS.get(script)
+        other = f"; the model multilingual speaks {LANGUAGES[code]}" if code else ""
+        what = f"{frontend.family} speaks English and leaves out {_label(script)}{other}"
+        yield what, run[0], run.start(), lambda: True
+    for symbol in () if text.isascii() else _SYMBOL.finditer(text):
+        # Bullets, stars and trademarks are typography.
+        if category(symbol[0]) in ("So", "Sm", "Sc") and symbol[0] not in "▪◦•™®©→⇒★☆☐☑☒■□●○◆":
+            # With a word after it, since a single mark is nothing to say.
+            yield _SYMBOLS, symbol[0], symbol.start(), partial(_is_left_out, frontend, f"{symbol[0]} a", 0, 1)
+    for link in _LINK.finditer(text) if "://" in text else ():
+        for part, what in (
+            ("path", "a long path of a link is not read"),
+            ("query", "the query of a link is not read"),
+        ):
+            written = (link[part] or "").rstrip(".,;:!'")
+            if len(written) > 1:
+                start = link.start(part) - link.start()
+                is_left_out = partial(_is_left_out, frontend, link[0], start, start + len(written))
+                yield what, written, link.start(part), is_left_out
+    for tag in _TAG.finditer(text) if "<" in text else ():
+        if tag[1].lower() not in word_list("formatting_tags"):
+            start = max(0, tag.start() - _NEAR_CHARS)
+            near = text[start : tag.end() + _NEAR_CHARS]
+            is_left_out = partial(_is_left_out, frontend, near, tag.start() - start, tag.end() - start)
+            yield _TAGS, f"<{tag[1].lower()}>", tag.start(), is_left_out
+    for block in CODE_BLOCK.finditer(text) if has_fence(text) and not read_code else ():
+        yield "a code block is not read", block["code"].strip(), block.start(), lambda: True
+
+
+def _is_left_out(frontend: Frontend, text: str, start: int, end: int) -> bool:
+    """Return whether no spoken letter comes from a part of a text."""
+    spoken = frontend.spell(text, None)
+    spans = (spoken.source_span(*letter.span()) for letter in _LETTER.finditer(spoken))
+    return not any(first < end and last > start for first, last in spans)
 
 
 def check_strict(warnings: Iterable[TextWarning]) -> None:
@@ -79,27 +139,12 @@ def unsupported_script(text: str, frontend: Frontend) -> UnsupportedLanguage | N
     )
 
 
-def _other_scripts(text: str, family: str) -> Iterator[TextWarning]:
-    seen: set[str] = set()
-    for run in _foreign_runs(text):
-        script = _script(run[0])
-        if script in seen:
-            continue
-        seen.add(script)
-        code = SCRIPTS.get(script)
-        other = f"; the model multilingual speaks {LANGUAGES[code]}" if code else ""
-        what = f"{family} speaks English and leaves out {_label(script)}{other}"
-        yield TextWarning(what=what, got=_shortened(run[0]), at=run.start())
-
-
 def _foreign_runs(text: str) -> Iterator[re.Match[str]]:
     """Yield runs of letters that no normalization turns into Latin ones. Single Greek letters have names."""
-    if text.isascii():
-        return
-    for run in _LETTERS.finditer(text):
-        if normalize("NFKD", run[0])[0].isascii() or (len(run[0]) == 1 and _script(run[0]) == "GREEK"):
-            continue
-        if _script(run[0]) not in ("MODIFIER", "LATIN", "DOUBLE-STRUCK", "SCRIPT"):
+    for run in () if text.isascii() else _LETTERS.finditer(text):
+        script = _script(run[0])
+        is_read = normalize("NFKD", run[0])[0].isascii() or (len(run[0]) == 1 and script == "GREEK")
+        if not is_read and script not in ("MODIFIER", "LATIN", "DOUBLE-STRUCK", "SCRIPT"):
             yield run
 
 
@@ -109,50 +154,6 @@ def _script(letters: str) -> str:
 
 def _label(script: str) -> str:
     return SCRIPT_LABELS.get(script, f"{script.capitalize()} letters")
-
-
-def _symbols(text: str, frontend: Frontend) -> Iterator[TextWarning]:
-    if text.isascii():
-        return
-    assert frontend.spell_out is not None  # the caller checked it
-    at: dict[str, int] = {}
-    for match in _SYMBOL.finditer(text):
-        at.setdefault(match[0], match.start())
-    # With a word after it, since a single mark is nothing to say. No more than the warning shows: each is spelled out.
-    symbols = (symbol for symbol in at if _is_symbol(symbol) and frontend.spell_out(f"{symbol} a") == "a")
-    lost = list(islice(symbols, MAX_SHOWN_CHARS))
-    if lost:
-        yield TextWarning(
-            what="symbols without a spoken form are left out", got=_shortened(" ".join(lost)), at=at[lost[0]]
-        )
-
-
-def _is_symbol(character: str) -> bool:
-    """Return whether a character may mean something; bullets, stars and trademarks are typography."""
-    return category(character) in ("So", "Sm", "Sc") and character not in "▪◦•™®©→⇒★☆☐☑☒■□●○◆"
-
-
-def _links(text: str) -> Iterator[TextWarning]:
-    for link in _LINK.finditer(text) if "://" in text else ():
-        path, query = link["path"] or "", (link["query"] or "").rstrip(".,;:!'")
-        if len(path) > MAX_PATH_CHARS:
-            yield TextWarning(
-                what="a long path of a link is not read", got=_shortened(path), at=link.start("path")
-            )
-        if len(query) > 1:
-            yield TextWarning(
-                what="the query of a link is not read", got=_shortened(query), at=link.start("query")
-            )
-
-
-def _tags(text: str) -> Iterator[TextWarning]:
-    names: dict[str, int] = {}
-    for tag in _TAG.finditer(text) if "<" in text else ():
-        names.setdefault(tag[1].lower(), tag.start())
-    names = {tag: at for tag, at in names.items() if tag not in word_list("formatting_tags")}
-    if names:
-        shown = _shortened(" ".join(f"<{tag}>" for tag in names))
-        yield TextWarning(what="unknown tags are left out", got=shown, at=min(names.values()))
 
 
 def _sound_tags(text: str, frontend: Frontend) -> Iterator[TextWarning]:
@@ -165,13 +166,6 @@ def _sound_tags(text: str, frontend: Frontend) -> Iterator[TextWarning]:
         does = "leaves them out" if frontend.spell_out else "reads them as text"
         what = f"{frontend.family} does not know these tags and {does}; the models turbo and nano know {SOUND_TAGS[0]}"
         yield TextWarning(what=what, got=_shortened(" ".join(unknown)), at=tags[unknown[0]])
-
-
-def _code(text: str) -> Iterator[TextWarning]:
-    for block in CODE_BLOCK.finditer(text) if has_fence(text) else ():
-        yield TextWarning(
-            what="a code block is not read", got=_shortened(block["code"].strip()), at=block.start()
-        )
 
 
 def _unknown_characters(text: str, frontend: Frontend, language: str | None) -> list[TextWarning]:
