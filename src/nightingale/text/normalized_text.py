@@ -33,40 +33,42 @@ def fill_groups(match: Match, parts: Iterable[Part]) -> Filled:
 
     If the groups are in another order than in the match, the text stands for the whole match.
     """
-    edits, at, between, said, in_order = list[Edit](), match.start(), "", "", True
-    written = match.string
+    written, edits, at, between, said = match.string, list[Edit](), match.start(), "", ""
+    in_order = True
     for group, text in parts:
         said += text
         start, end = (-1, -1) if group is None else group if isinstance(group, tuple) else match.span(group)
         if start == end or not (
             text or isinstance(group, tuple)
-        ):  # no group, one that did not match, or an empty one
+        ):  # no group, an empty one, or one that did not match
             between += text
             continue
         in_order = in_order and start >= at
-        edits += [*_between(written, at, start, between, edits), (start, end, text)]
+        if written[at:start] != between:
+            edits += _between(match, at, start, between, edits)
+        if written[start:end] != text:
+            edits.append((start, end, text))
         at, between = end, ""
-    edits += _between(written, at, match.end(), between, edits)
+    if written[at : match.end()] != between:
+        edits += _between(match, at, match.end(), between, edits)
     filled = Filled(said)
     filled.edits = edits if in_order else [(*match.span(), said)]
-    filled.edits = [edit for edit in filled.edits if written[edit[0] : edit[1]] != edit[2]]
     return filled
 
 
-def _between(written: str, start: int, end: int, text: str, edits: list[Edit]) -> Iterator[Edit]:
+def _between(match: Match, start: int, end: int, text: str, edits: list[Edit]) -> Iterator[Edit]:
     """Yield the edit of what is between two parts."""
-    if text and written.endswith(text, start, end):  # "5th of May" keeps its "of"
+    if text and match.string.endswith(text, start, end):  # "5th of May" keeps its "of"
         end, text = end - len(text), ""
-    if edits and not text.strip() and re.search(r"\w", written[start:end]):
-        first, last, said = edits[-1]
-        if (
-            said != written[first:last]
-        ):  # what is left out belongs to the part before it: "19 h" is "dix-neuf heures"
-            start += len(written[start:end].rstrip())
-            edits[-1] = (first, start, said)
-    elif edits and text.strip() and (rest := re.match(r"\S+(?=\s)", written[start:end])):
+    written = match.string[start:end]
+    if text.strip() and start > match.start() and (rest := re.match(r"\S+(?=\s)", written)):
         yield (start, start + rest.end(), "")  # the full stop of "Jan. - Mar."
         start += rest.end()
+    elif not text.strip() and edits and edits[-1][1] == start and re.search(r"\w", written):
+        # What is left out belongs to the part before it: "19 h" is "dix-neuf heures".
+        first, _, said = edits[-1]
+        start += len(written.rstrip())
+        edits[-1] = (first, start, said)
     yield (start, end, text)
 
 
@@ -128,12 +130,18 @@ class NormalizedText(str):
         made.original, made._changes = original, changes
         return made
 
-    def sub(self, pattern: re.Pattern[str], replacement: Replacement) -> NormalizedText:
-        """Return the text with every match of a pattern replaced. A replacement that is equal changes nothing."""
+    def sub(self, pattern: re.Pattern[str], replacement: Replacement, start: int = 0) -> NormalizedText:
+        """Return the text with every match of a pattern from `start` on replaced.
+
+        A replacement that is equal to its match changes nothing.
+        """
+        matches = pattern.finditer(self, start)
+        if isinstance(replacement, str):
+            return self.edit([(*match.span(), replacement) for match in matches if match[0] != replacement])
         edits = list[Edit]()
-        for match in pattern.finditer(self):
-            said = replacement if isinstance(replacement, str) else replacement(match)
-            if isinstance(said, Filled):
+        for match in matches:
+            said = replacement(match)
+            if type(said) is Filled:
                 edits += said.edits
             elif said != match[0]:
                 edits.append((*match.span(), said))

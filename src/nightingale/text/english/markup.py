@@ -123,7 +123,8 @@ def clean(text: str) -> NormalizedText:
     if not is_normalized("NFC", cleaned):
         cleaned = cleaned.sub(_BETWEEN_SPACES, lambda word: normalize("NFC", word[0]))
     cleaned = apply_all(DOCUMENT, cleaned)
-    cleaned = cleaned.replace_characters(word_map("negations"))
+    if not cleaned.isascii():
+        cleaned = cleaned.replace_characters(word_map("negations"))
     if any(fraction in cleaned for fraction in word_map("vulgar_fractions")):
         cleaned = apply_all(FRACTIONS, cleaned)
     cleaned = apply_all(TERMS, cleaned).replace_characters(word_map("characters"))

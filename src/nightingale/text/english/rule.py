@@ -45,7 +45,8 @@ class Rule:
         if self.needs and not any(character in text for character in self.needs):
             return text
         # Most rules match nothing in most sentences.
-        return text if self._search(text) is None else text.sub(self._compiled, self._replacement)
+        first = self._search(text)
+        return text if first is None else text.sub(self._compiled, self._replacement, first.start())
 
 
 def fill(template: str, match: Match, **said: str) -> Filled:
