@@ -100,7 +100,7 @@ def sources_of(author: str, spoken: NormalizedText, **options: Any) -> SourceWor
 
 
 def assigned(text: str) -> str:
-    spans = read_spans(text, read(text))
+    spans = read_spans(read(text))
     assert all(text[span.written.start : span.written.end] == span.written.text for span in spans)
     return " | ".join(
         f"{span.written.text}={' '.join(word.strip(MARKS) for word in span.spoken.lower().split())}"
@@ -130,7 +130,7 @@ LEFT_OUT = (
 
 @pytest.mark.parametrize(("text", "left_out"), LEFT_OUT)
 def test_what_no_rule_reads_is_left_out(text: str, left_out: str) -> None:
-    spans = read_spans(text, read(text))
+    spans = read_spans(read(text))
     assert " | ".join(span.written.text for span in spans if not span.spoken) == left_out
     assert " ".join(span.spoken for span in spans if span.spoken) == read(text)
 
@@ -169,6 +169,15 @@ def test_text_without_a_normalizer_is_assigned_by_its_spaces() -> None:
     text = "Ça va, très bien – merci !"
     words = sources_of(text, NormalizedText.of(text)).take_words(text)
     assert [word.text for word in words] == ["Ça", "va,", "très", "bien", "–", "merci", "!"]
+
+
+def test_a_text_without_spaces_is_divided_between_its_segments() -> None:
+    text = "彼は1929年に生まれた。今日も元気です。"
+    spoken = spell_numbers(text, "ja")
+    source = sources_of(text, spoken)
+    sentences = [f"{sentence}。" for sentence in spoken.split("。") if sentence]
+    found = [[word.text for word in source.take_words(sentence)] for sentence in sentences]
+    assert found == [["彼は1929年に生まれた。"], ["今日も元気です。"]]
 
 
 def test_numbers_of_other_languages_belong_to_the_authors_words() -> None:

@@ -69,6 +69,8 @@ class SourceWords:
         """The next written words: their starts and ends."""
         self._letters: deque[tuple[NormalizedText, int]] = deque()
         """The next spoken letters: the text of each, and its place there. Segmentation keeps every letter."""
+        self._divided = 0
+        """The place at which a written word was divided between two segments."""
         self._text, self._end = NormalizedText.of(""), 0
         """The text of the last word that was taken, and where the word ends there."""
 
@@ -91,14 +93,16 @@ class SourceWords:
         """
         words, places, last = spoken.split(), list[list[int]](), list[int]()
         for word in words:
-            place = self._place_of(*self._span_of(word))
-            if (
-                place and last and place[0] < last[1]
-            ):  # words that share a written one are of all that any touches
+            start, end = self._span_of(word)
+            place = self._place_of(start, end)
+            # Words that share a written one have all that any of them touches.
+            if place and last and place[0] < last[1]:
                 last[1] = max(last[1], place[1])
                 place = last
             places.append(place)
             last = place or last
+        if last:
+            last[1] = self._end_of_segment(end, last[1])
         found = [self._source_at(*place) if place else None for place in places]
         equal = [
             source is not None and letters_of(source.text) == letters_of(word)
@@ -139,7 +143,16 @@ class SourceWords:
             if written[1] > start:
                 self._window.append(written)
         touched = [written for written in self._window if written[0] < end] if start < end else []
-        return [touched[0][0], touched[-1][1]] if touched else []
+        return [max(touched[0][0], self._divided), touched[-1][1]] if touched else []
+
+    def _end_of_segment(self, spoken: int, end: int) -> int:
+        """Return the end of the last written word, or where the next segment begins after what is spoken of it."""
+        if self._letters:
+            text, at = self._letters[0]
+            first = text.source_span(at, at + 1)[0]
+            if self._divided < spoken <= first < end:
+                self._divided = end = first
+        return end
 
     def _source_at(self, start: int, end: int) -> SourceWord:
         return SourceWord(self._author[start:end], self._place(start), self._place(end - 1) + 1)
@@ -150,8 +163,9 @@ def letters_of(word: str) -> str:
     return "".join(character for character in word.lower() if character.isalnum())
 
 
-def read_spans(author: str, text: NormalizedText) -> list[ReadSpan]:
-    """Return the words of a text with what each is spoken as, and between them those that are left out."""
+def read_spans(text: NormalizedText) -> list[ReadSpan]:
+    """Return the words of the original with what each is spoken as, and between them those that are left out."""
+    author = text.original
     sources = SourceWords(author)
     sources.add(text)
     words = zip(sources.take_words(text), text.split(), strict=True)
