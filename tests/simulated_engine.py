@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
 from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.profiles import BALANCED, Profile
@@ -33,9 +32,6 @@ from nightingale.errors import NightingaleError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Samples
-
-TIMED = ("worker", "session", "deadlines", "pacing", "batch_pacing", "requests.job")
-"""Modules of the engine that read the clock."""
 
 
 @dataclass
@@ -66,7 +62,7 @@ class Cores:
         self.timers: list[tuple[float, Callable[[], object]]] = []
         """Acts of other threads, and their times."""
 
-    def perf_counter(self) -> float:
+    def now(self) -> float:
         return self.now_s
 
     def start(self, work_s: float, after: Callable[[], None] | None = None) -> Task:
@@ -272,7 +268,6 @@ class SimulatedEngine:
     def __init__(
         self,
         model: Model,
-        monkeypatch: pytest.MonkeyPatch,
         *,
         profile: Profile = BALANCED,
         costs: Costs | None = None,
@@ -282,8 +277,6 @@ class SimulatedEngine:
         **options: Any,
     ) -> None:
         self.cores, self.costs = Cores(cores), costs or Costs()
-        for module in TIMED:
-            monkeypatch.setattr(f"nightingale.engine.{module}.time", self.cores)
         self.model = model.with_defaults(
             max_new_tokens=750, first_block_tokens=7, second_block_tokens=9, guarded=False
         )
@@ -295,9 +288,9 @@ class SimulatedEngine:
             if decoder
             else SimulatedDecoder(self.cores, self.costs, kv_cache_size)
         )
-        self.worker = Worker(self.model, profile, decoder, self.renderer, **options)
+        self.worker = Worker(self.model, profile, decoder, self.renderer, clock=self.cores.now, **options)
         self.worker._thread = threading.current_thread()  # so that it starts none
-        self.worker._changed = self.worker._pacing._lock = SimulatedCondition(self.cores)  # type: ignore[assignment]
+        self.worker._changed = SimulatedCondition(self.cores)  # type: ignore[assignment]
         self.listeners: list[Listener] = []
 
     def open(self, *sentences: int) -> Listener:
@@ -305,7 +298,7 @@ class SimulatedEngine:
         voice = self.model.default_voice
         assert voice is not None
         request = build_request(self.model.defaults, voice, 1, {})
-        session = Session(request, ahead_seconds=1e6, on_change=lambda: None)
+        session = Session(request, ahead_seconds=1e6, on_change=lambda: None, clock=self.cores.now)
         listener = Listener(self.cores.now_s, session)
         put = session.put
 

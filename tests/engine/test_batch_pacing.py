@@ -24,10 +24,10 @@ TOKENS = 102
 
 
 @pytest.fixture
-def simulate(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Any:
+def simulate(noise_model: Model) -> Any:
     def make(costs: GpuCosts, *, stream: str = "block", slots: int = 64) -> SimulatedEngine:
         profile = replace(FAST, stream=stream, slots=slots, queue_limit=1024)
-        engine = SimulatedEngine(noise_model, monkeypatch, profile=profile, cores=1.8, **gpu_parts(costs))
+        engine = SimulatedEngine(noise_model, profile=profile, cores=1.8, **gpu_parts(costs))
         engine.model = engine.worker.model = engine.model.with_defaults(
             first_block_tokens=None, second_block_tokens=None
         )

@@ -11,10 +11,11 @@ import pytest
 from simulated_engine import Costs, Listener, SimulatedEngine
 
 from nightingale.backends.profiles import EXACT
-from nightingale.engine.deadlines import deadline_s, in_order
+from nightingale.engine.deadlines import in_order
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
-from nightingale.engine.session import FIRST_AUDIO_S, Timing
+from nightingale.engine.session import FIRST_AUDIO_S, LATE_S, Timing
+from nightingale.engine.snapshot import EngineSnapshot
 
 WREN = Costs()
 """Wren's costs on two cores of a Neoverse-N1, measured; T3 in float32."""
@@ -24,8 +25,8 @@ Simulate = Callable[..., SimulatedEngine]
 
 
 @pytest.fixture
-def simulate(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Simulate:
-    return lambda **options: SimulatedEngine(noise_model, monkeypatch, **options)
+def simulate(noise_model: Model) -> Simulate:
+    return lambda **options: SimulatedEngine(noise_model, **options)
 
 
 def speak_together(engine: SimulatedEngine, count: int, rounds: int) -> list[list[Listener]]:
@@ -102,12 +103,12 @@ def test_the_block_with_the_earliest_deadline_is_rendered_first(simulate: Simula
     engine = simulate(max_streams=3)
     for at_s in (0.0, 0.4, 0.5):
         engine.cores.at(at_s, lambda: engine.open(150))
-    jobs, order, chosen = engine.worker._jobs, engine.worker._pacing.in_order, []
+    order, chosen = engine.worker._pacing.in_order, []
 
-    def watch(ready: list[int]) -> list[int]:
-        first, *others = result = order(ready)
-        if others and not any(jobs[request].is_new for request in ready):
-            chosen.append(deadline_s(jobs[first]) <= min(deadline_s(jobs[request]) for request in others))
+    def watch(ready: list[int], snapshot: EngineSnapshot) -> list[int]:
+        first, *others = result = order(ready, snapshot)
+        if others and not any(snapshot.streams[request].is_new for request in ready):
+            chosen.append(snapshot.deadline_s(first) <= min(map(snapshot.deadline_s, others)))
         return result
 
     engine.worker._pacing.in_order = watch  # type: ignore[method-assign,assignment]
@@ -125,26 +126,41 @@ def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate
         worker._step()
     for request, delivered in ((0, True), (1, False)):
         job = worker._jobs[request]
-        job.in_flight_s, job.held = 0.0, []
+        job.in_flight_tokens, job.held = 0, []
         job.session.timing.tokens = 10 if delivered else 0
         job.session.timing.first_audio_s, job.session.timing.samples = None, 0
     for added_s, first in ((0.1, 0), (1.9, 1)):
         timing = worker._jobs[0].session.timing
         timing.samples += round(added_s * 24_000)
         timing.delivered()
-        assert in_order([0, 1], worker._jobs, 4.0)[0] == first
+        for job in worker._jobs.values():
+            job.changed()
+        assert in_order([0, 1], worker._snapshot(), 4.0)[0] == first
 
 
 def test_the_deadline_is_when_a_player_runs_out_of_audio() -> None:
-    timing = Timing()
-    assert timing.deadline_s == timing.opened_s + FIRST_AUDIO_S
+    now_s = 100.0
+    timing = Timing(lambda: now_s)
+    assert timing.deadline_s == 100.0 + FIRST_AUDIO_S
+    now_s = 100.2
     timing.samples += 24_000
     timing.delivered()
-    assert timing.first_audio_s is not None
-    assert timing.deadline_s == timing.first_audio_s + 1.0
+    assert timing.first_audio_s == 100.2
+    assert timing.deadline_s == 101.2
+    now_s = 100.9
     timing.samples += 12_000
     timing.delivered()
-    assert timing.deadline_s == timing.first_audio_s + 1.5
+    assert timing.deadline_s == 101.7
+
+
+def test_a_stream_that_is_later_than_ten_seconds_has_no_earlier_deadline() -> None:
+    now_s = 100.0
+    timing = Timing(lambda: now_s)
+    timing.samples += 24_000
+    timing.delivered()
+    now_s = 150.0
+    timing.delivered()
+    assert timing.deadline_s == 150.0 - LATE_S
 
 
 @pytest.mark.parametrize("slower", [3, 4, 6])

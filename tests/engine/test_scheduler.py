@@ -9,11 +9,12 @@ from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import QueueFull
 
 
-def test_slots_are_given_in_order_of_arrival() -> None:
+def test_slots_are_given_from_zero_up_while_one_is_free() -> None:
     scheduler = Scheduler(slots=2, queue_limit=9)
     for request in (7, 8, 9):
         scheduler.submit(request)
-    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(7, 0), (8, 1), None]
+    assert [scheduler.admit(7), scheduler.admit(8)] == [0, 1]
+    assert not scheduler.can_admit
     assert list(scheduler.waiting) == [9]
 
 
@@ -21,7 +22,7 @@ def test_the_last_slot_moves_to_the_gap() -> None:
     scheduler = Scheduler(slots=3, queue_limit=9)
     for request in (1, 2, 3):
         scheduler.submit(request)
-        scheduler.admit()
+        scheduler.admit(request)
     assert scheduler.remove(1) == (2, 0)
     assert scheduler.running == [3, 2]
     assert scheduler.remove(2) is None
@@ -40,7 +41,7 @@ def test_a_full_queue_refuses_new_requests_but_not_those_already_served() -> Non
     assert list(scheduler.waiting) == [1, 2, 3]
     running = Scheduler(slots=1, queue_limit=1)
     running.submit(1)
-    running.admit()
+    running.admit(1)
     running.submit(2)
     with pytest.raises(QueueFull, match="1 waiting and 1 running"):
         running.submit(3)
@@ -62,9 +63,9 @@ def test_requests_take_turns() -> None:
         scheduler.submit(request)
     served = []
     for _ in range(4):
-        admitted = scheduler.admit()
-        assert admitted is not None
-        served.append(admitted[0])
-        scheduler.remove(admitted[0])
-        scheduler.submit(admitted[0], limited=False)
+        first = scheduler.waiting[0]
+        scheduler.admit(first)
+        served.append(first)
+        scheduler.remove(first)
+        scheduler.submit(first, limited=False)
     assert served == [1, 2, 1, 2]

@@ -162,7 +162,7 @@ def test_segments_overlap_in_simulated_time(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
     costs = Costs()
-    engine = SimulatedEngine(noise_model, monkeypatch, profile=BY_SEGMENTS, costs=costs, cores=cores)
+    engine = SimulatedEngine(noise_model, profile=BY_SEGMENTS, costs=costs, cores=cores)
     most, step = [0], engine.worker._step
 
     def count() -> None:
@@ -183,12 +183,10 @@ def test_segments_overlap_in_simulated_time(
 
 
 @pytest.mark.parametrize(("count", "last_s"), [(4, 1.0), (16, 6.0)])
-def test_listeners_of_segments_have_no_underruns(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch, count: int, last_s: float
-) -> None:
+def test_listeners_of_segments_have_no_underruns(noise_model: Model, count: int, last_s: float) -> None:
     """The engine makes 30 s of audio per second; half of that is given to listeners, so some of 16 wait."""
     costs = Costs(prefill_s=0.01, step_s=0.001, row_s=0.0001, flow_s=(0.01, 0.001), vocoder_s=(0.01, 0.001))
-    engine = SimulatedEngine(noise_model, monkeypatch, profile=BY_SEGMENTS, costs=costs)
+    engine = SimulatedEngine(noise_model, profile=BY_SEGMENTS, costs=costs)
     listeners = [engine.open(40, 80, 160, 160) for _ in range(count)]
     engine.run()
     assert [listener.underruns for listener in listeners] == [0] * count

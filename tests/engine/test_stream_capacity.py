@@ -24,8 +24,8 @@ FAST, SLOW = (4, 5, 6), (2, 3)
 
 
 @pytest.fixture
-def simulate(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Simulate:
-    return lambda **options: SimulatedEngine(noise_model, monkeypatch, **options)
+def simulate(noise_model: Model) -> Simulate:
+    return lambda **options: SimulatedEngine(noise_model, **options)
 
 
 def capacity_at(rate: float) -> Capacity:

@@ -116,8 +116,13 @@ class VoiceConverter:
         def open_session(asked: RequestOptions) -> Session:
             voice = voices.resolve(asked.get("voice"))
             request = build_request(loaded.defaults, voice, asked.get("seed"), {})
-            ahead_seconds = plan.profile.ahead_seconds
-            return Session(request, ahead_seconds=ahead_seconds, on_change=worker.wake, mark=marks())
+            return Session(
+                request,
+                ahead_seconds=plan.profile.ahead_seconds,
+                on_change=worker.wake,
+                mark=marks(),
+                clock=worker.clock,
+            )
 
         converter = cls(loaded, plan.profile, worker, voices, open_session)
         converter._owns_worker = True

@@ -1,6 +1,6 @@
 """Admission of requests to decoder slots. Integers only: no arrays, no threads, no clock.
 
-Requests wait in a bounded admission queue and are given slots in order of arrival. Running requests occupy
+Requests wait in a bounded admission queue until they are chosen for a slot. Running requests occupy
 the slots from zero up without a gap, so that a decode step is one block of rows; when a request leaves, the
 one in the last slot moves to its place.
 """
@@ -43,12 +43,11 @@ class Scheduler:
         """True if a request waits and a slot is free."""
         return bool(self.waiting) and len(self.running) < self.slots
 
-    def admit(self) -> tuple[int, int] | None:
-        """Give the first waiting request a slot and return (request, slot), or None if it must wait."""
-        if not self.can_admit:
-            return None
-        self.running.append(self.waiting.popleft())
-        return self.running[-1], len(self.running) - 1
+    def admit(self, request: int) -> int:
+        """Give a waiting request the next free slot and return it."""
+        self.waiting.remove(request)
+        self.running.append(request)
+        return len(self.running) - 1
 
     def remove(self, request: int) -> tuple[int, int] | None:
         """Remove a request. If its slot must be filled, return the slot to move from and the slot to move to."""

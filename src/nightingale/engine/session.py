@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.faults import check_finite, engine_failed
+from nightingale.engine.monotonic_clock import Clock, system_clock
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.serial_calls import SerialCalls
 from nightingale.engine.stream_capacity import QueuePlace
@@ -71,7 +71,8 @@ class ChunkGapStats:
 class Timing:
     """Timestamps and counters of one request."""
 
-    opened_s: float = field(default_factory=lambda: time.perf_counter())
+    clock: Clock = system_clock
+    opened_s: float = field(init=False)
     admitted_s: float | None = None
     first_audio_s: float | None = None
     ended_s: float | None = None
@@ -87,6 +88,9 @@ class Timing:
     _last_chunk_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.opened_s = self.clock()
+
     @property
     def deadline_s(self) -> float:
         """When a listener that plays from the first chunk on runs out of audio."""
@@ -96,7 +100,7 @@ class Timing:
 
     def delivered(self) -> None:
         """Note that the listener can have a chunk."""
-        now = time.perf_counter()
+        now = self.clock()
         if self.first_audio_s is None:
             self.first_audio_s = self._played_from_s = now
         self._played_from_s = max(self._played_from_s, now - LATE_S - self.samples / CLOCKS.sample_rate_hz)
@@ -106,21 +110,21 @@ class Timing:
 
     def record(self, stage: str, started_s: float) -> float:
         """Add the time since `started_s` to a stage, which several threads may run; return the time now."""
-        now = time.perf_counter()
+        now = self.clock()
         with self._lock:
             self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - started_s)
         return now
 
     def segmenting(self, segments: Iterator[TextSegment]) -> Iterator[TextSegment]:
         """Yield segments and record the time they take as the stage "text"."""
-        started = time.perf_counter()
+        started = self.clock()
         for segment in segments:
             self.record("text", started)
             yield segment
-            started = time.perf_counter()
+            started = self.clock()
 
     def metrics(self) -> Metrics:
-        end = self.ended_s or time.perf_counter()
+        end = self.ended_s or self.clock()
         return Metrics(
             ttfa_ms=1000 * ((self.first_audio_s or end) - self.opened_s),
             total_ms=1000 * (end - self.opened_s),
@@ -147,13 +151,17 @@ class Session:
         ahead_seconds: float,
         on_change: Callable[[], None],
         mark: Callable[[Samples], Samples] | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         """Call `on_change` when the listener reads or leaves; beyond `ahead_seconds` unread, it is stalled.
 
-        mark: marks each chunk, if audio is watermarked.
+        mark: marks each chunk, if audio is watermarked. clock: the one of the worker that it is submitted to.
         """
-        self._mark, self._calls = mark, SerialCalls()
-        self.request, self.timing, self._on_change = request, Timing(), on_change
+        self.request = request
+        self.timing = Timing(clock)
+        self._mark = mark
+        self._calls = SerialCalls()
+        self._on_change = on_change
         self._ahead_samples = ahead_seconds * CLOCKS.sample_rate_hz
         self._changed = threading.Condition()
         self._chunks: deque[AudioChunk] = deque()
@@ -230,7 +238,7 @@ class Session:
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error
-                self.timing.ended_s = time.perf_counter()
+                self.timing.ended_s = self.timing.clock()
             self._signal()
 
     def cancel(self) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from nightingale.engine.rate import RateMeter
-from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import ConfigError
 
 MaxStreams = int | Literal["auto"]
@@ -215,15 +214,3 @@ def advance(streams: Sequence[Demand], step_s: float, rate: float) -> list[Deman
         if left_s > share_s:
             after.append(Demand(max(buffered_s - step_s, 0.0) + share_s, left_s - share_s))
     return after
-
-
-def occupancy_of(scheduler: Scheduler, capacity: Capacity, wait_s: float) -> Occupancy:
-    """Return the load of an engine; wait_s: the estimated wait of a request that arrives now."""
-    return Occupancy(
-        waiting=len(scheduler.waiting),
-        speaking=len(scheduler.running),
-        slots=scheduler.slots,
-        rate=capacity.rate,
-        wait_s=known_wait_s(wait_s),
-        capacity=capacity.streams,
-    )

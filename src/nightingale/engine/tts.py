@@ -42,7 +42,7 @@ from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue
 from nightingale.engine.requests.ssml_segments import Segmenter, segmenter_of
 from nightingale.engine.requests.whole import OnProgress, join, progress_of
 from nightingale.engine.session import Request, Session
-from nightingale.engine.stream_capacity import MaxStreams, Occupancy, check_max_streams, occupancy_of
+from nightingale.engine.stream_capacity import MaxStreams, Occupancy, check_max_streams
 from nightingale.engine.voice_lookup import VoiceReference, VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.errors import ConfigError, raising_memory_full
@@ -217,7 +217,7 @@ class TTS:
 
     @property
     def occupancy(self) -> Occupancy:
-        return occupancy_of(self._worker.scheduler, self._worker.capacity, self._worker.admission.wait_s())
+        return self._worker.occupancy
 
     @property
     def at_once(self) -> int:
@@ -397,5 +397,10 @@ class TTS:
     def _session(self, request: RequestOptions) -> Session:
         if os.getpid() != self._process_id:
             raise engine_forked()
-        ahead_s, mark = self._profile.ahead_seconds, self._marks()
-        return Session(self._request(request), ahead_seconds=ahead_s, on_change=self._worker.wake, mark=mark)
+        return Session(
+            self._request(request),
+            ahead_seconds=self._profile.ahead_seconds,
+            on_change=self._worker.wake,
+            mark=self._marks(),
+            clock=self._worker.clock,
+        )

@@ -18,6 +18,7 @@ from nightingale.decoding.decoding import Prompt
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.snapshot import EngineSnapshot
 from nightingale.errors import EngineFault
 
 
@@ -88,8 +89,8 @@ def test_an_utterance_that_a_step_leaves_out_loses_no_token(
     """The engine may leave out those that have tokens enough, and they go on all the same."""
     plain, turn = Pacing.rows_to_decode, count()
 
-    def some(self: Pacing, rows: list[int], ready: Any) -> list[int]:
-        asked = plain(self, rows, ready)
+    def some(self: Pacing, rows: list[int], ready: Any, snapshot: EngineSnapshot) -> list[int]:
+        asked = plain(self, rows, ready, snapshot)
         return asked[next(turn) % 2 :: 2] or asked
 
     with engine(tiny_model, device=True) as tts:

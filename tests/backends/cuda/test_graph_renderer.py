@@ -25,8 +25,9 @@ from nightingale.backends.profiles import Profile
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.load import Model
-from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.rendering.utterance import BlockLimits, Utterance
 from nightingale.engine.session import Timing
+from nightingale.engine.snapshot import EngineSnapshot
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -219,10 +220,10 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
     another small one, too few for a large one."""
     can_render = Worker._can_render
 
-    def late(self: Worker) -> bool:
+    def late(self: Worker, snapshot: EngineSnapshot, *, decoding: bool) -> bool:
         utterances = [job.utterance for job in self._jobs.values() if job.utterance is not None]
         waited = all(u._taken or u.decoding.finished or len(u._waiting) >= 18 for u in utterances)
-        return can_render(self) and waited
+        return can_render(self, snapshot, decoding=decoding) and waited
 
     monkeypatch.setattr(Worker, "_can_render", late)
     with graphs(tiny_model, tokens=60) as tts:
@@ -236,8 +237,8 @@ def test_the_second_block_is_short_because_nothing_is_in_store_yet(
     sizes: list[int] = []
     plain = Utterance.take_block
 
-    def counted(utterance: Utterance, timing: Timing) -> Block:
-        block = plain(utterance, timing)
+    def counted(utterance: Utterance, timing: Timing, limits: BlockLimits) -> Block:
+        block = plain(utterance, timing, limits)
         sizes.append(len(block.tokens))
         return block
 

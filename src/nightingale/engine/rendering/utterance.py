@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,17 @@ LONG_BLOCKS: Final = 2
 """The largest block there, over the profile's."""
 
 
+class BlockLimits(NamedTuple):
+    """How the next block of an utterance is cut; by default as if its request ran alone."""
+
+    concurrent: bool = False
+    """True while other requests are being served too."""
+    takes_all: bool = False
+    """True if a block takes all tokens that are there, up to `tokens_in_time`."""
+    tokens_in_time: float = math.inf
+    """The largest block that leaves enough time for the blocks of other requests."""
+
+
 class Utterance:
     """The state of one segment. It holds no weights and no KV cache."""
 
@@ -46,36 +57,31 @@ class Utterance:
         seed: int,
         stream: RenderStream,
     ) -> None:
-        self.model, self.profile, self.segment, self.request = model, profile, segment, request
-        self._seed, self._stream = seed, stream
+        self.model = model
+        self.profile = profile
+        self.segment = segment
+        self.request = request
+        self._seed = seed
+        self._stream = stream
         self._attempt = 0
         self._start_attempt()
         self.last_token = 0
         self.rendered = False
         """True after the last block was taken."""
-        self.concurrent = False
-        """True while other requests are being served too."""
-        self.tokens_in_time = math.inf
-        """The largest block that leaves enough time for the blocks of other requests."""
-        self.takes_all = False
-        """True if a block takes all tokens that are there, up to `tokens_in_time`."""
         self._fixed_blocks = isinstance(segment, RecordedSegment) and segment.live
         """True if blocks do not grow, because larger ones would wait for more of a recording that arrives."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
-        self._block_tokens = (
+        self.block_tokens = (
             profile.first_block_tokens
             or model.defaults.first_block_tokens
             or stream.first_block_tokens
             or profile.smallest_block_tokens
         )
-
-    def set_first_block(self, tokens: Callable[[int], int]) -> None:
-        """Change the size of the first block by a function of it."""
-        self._block_tokens = tokens(self._block_tokens)
+        """Tokens that the next block should have."""
 
     def shrink_next_block(self) -> None:
         """Let the next block be as small as possible, because its listener competes with others now."""
-        self._block_tokens = min(self._block_tokens, self.profile.smallest_block_tokens)
+        self.block_tokens = min(self.block_tokens, self.profile.smallest_block_tokens)
 
     def _start_attempt(self) -> None:
         """Start with no tokens. The first attempt samples as if there were no guard."""
@@ -165,18 +171,19 @@ class Utterance:
     @property
     def least_block_tokens(self) -> int:
         """Tokens of the next block, if it is made as small as possible."""
-        wanted = self._wanted_tokens
-        return min(wanted, self.profile.smallest_block_tokens) if self.profile.in_blocks else wanted
+        if not self.profile.in_blocks:
+            return len(self._waiting)
+        return min(self.block_tokens, self.profile.smallest_block_tokens)
 
     @property
     def _wanted_tokens(self) -> int:
         """Tokens that the next block should have: all of them where segments are rendered whole."""
-        return self._block_tokens if self.profile.in_blocks else len(self._waiting)
+        return self.block_tokens if self.profile.in_blocks else len(self._waiting)
 
     @property
     def surplus_tokens(self) -> int:
         """Tokens beyond those of the next block."""
-        return len(self._waiting) - self._block_tokens
+        return len(self._waiting) - self.block_tokens
 
     @property
     def batch_key(self) -> Hashable:
@@ -191,12 +198,12 @@ class Utterance:
             len(self._waiting), finished=self.decoding.finished, wanted=self._wanted_tokens
         )
 
-    def take_block(self, timing: Timing) -> Block:
+    def take_block(self, timing: Timing, limits: BlockLimits) -> Block:
         """Take the next block, which must be ready. Its tokens cannot be dropped any more."""
-        if self.takes_all:
-            self._block_tokens = self._all_tokens()
-        elif self._taken and self.concurrent:
-            self._block_tokens = self._in_time(self._block_tokens)
+        if limits.takes_all:
+            self.block_tokens = self._all_tokens(limits)
+        elif self._taken and limits.concurrent:
+            self.block_tokens = self._in_time(self.block_tokens, limits)
         cut = self._next_cut()
         assert cut is not None
         tokens, self._waiting = self._waiting[: cut.tokens], self._waiting[cut.tokens :]
@@ -205,44 +212,42 @@ class Utterance:
         if self._guard is not None:
             self._guard.commit(self._taken)
         timing.tokens += cut.tokens
-        self._block_tokens = self._next_block_tokens(first=self._taken == cut.tokens)
+        self.block_tokens = self._next_block_tokens(limits, first=self._taken == cut.tokens)
         self.rendered = cut.final
         return Block(
             stream=self._stream,
             tokens=tokens,
             first=timing.tokens == cut.tokens,
             final=cut.final,
-            alone=not self.concurrent,
+            alone=not limits.concurrent,
             recorded=recorded,
             record=timing.record,
         )
 
-    def _next_block_tokens(self, *, first: bool) -> int:
+    def _next_block_tokens(self, limits: BlockLimits, *, first: bool) -> int:
         """Return the size of the next block; first: the block before it was the first one."""
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
-        if self.takes_all:  # all tokens that are there when its turn comes: it need not wait for many
+        if limits.takes_all:  # all tokens that are there when its turn comes: it need not wait for many
             return self.profile.smallest_block_tokens
         if self._fixed_blocks:
-            return self._block_tokens
+            return self.block_tokens
         if self._stream.prefers_large_batches:
-            return min(FAST_GROWTH * self._block_tokens, LONG_BLOCKS * largest)
+            return min(FAST_GROWTH * self.block_tokens, LONG_BLOCKS * largest)
         if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:
             return defaults.second_block_tokens
-        tokens = min(2 * self._block_tokens, largest)
-        return self._in_time(tokens) if self.concurrent else tokens
+        tokens = min(2 * self.block_tokens, largest)
+        return self._in_time(tokens, limits) if limits.concurrent else tokens
 
-    def _all_tokens(self) -> int:
+    def _all_tokens(self, limits: BlockLimits) -> int:
         """Return the size of a block that takes the tokens that are there; the rest too, if that is known."""
-        waiting, limit = (
-            len(self._waiting),
-            int(min(self.tokens_in_time, LONG_BLOCKS * self.profile.largest_block_tokens)),
-        )
+        waiting = len(self._waiting)
+        limit = int(min(limits.tokens_in_time, LONG_BLOCKS * self.profile.largest_block_tokens))
         if self.decoding.finished and waiting <= limit:
             return waiting + 1
-        return max(self._block_tokens, min(waiting - LOOKAHEAD_TOKENS, limit))
+        return max(self.block_tokens, min(waiting - LOOKAHEAD_TOKENS, limit))
 
-    def _in_time(self, tokens: int) -> int:
-        return max(self.profile.smallest_block_tokens, int(min(tokens, self.tokens_in_time)))
+    def _in_time(self, tokens: int, limits: BlockLimits) -> int:
+        return max(self.profile.smallest_block_tokens, int(min(tokens, limits.tokens_in_time)))
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""

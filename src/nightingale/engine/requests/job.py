@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.recorded_segments import RecordedSegment
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.session import Request, Session
+from nightingale.engine.snapshot import StreamSnapshot
 from nightingale.errors import EngineFault
 from nightingale.types import Samples
 
@@ -43,13 +43,15 @@ class Job:
     """The next segment."""
     utterances: deque[Utterance] = field(default_factory=deque)
     """The segments that are being synthesized, in order: the last one may still be decoded."""
-    in_flight_s: float = 0.0
-    """Audio that is being rendered."""
+    in_flight_tokens: int = 0
+    """Tokens whose audio is being rendered."""
     held: list[Samples] = field(default_factory=list)
     """First audio that is kept until the next block can follow it in time."""
     held_until_s: float = 0.0
     parked: bool = False
     """Neither queued nor in a slot: it waits for more text, or for its listener."""
+    _known: StreamSnapshot | None = None
+    """The last snapshot; None if it has changed since."""
 
     @property
     def utterance(self) -> Utterance | None:
@@ -77,6 +79,73 @@ class Job:
         """True if the next segment is a pause and nothing else."""
         return self.segment is not None and self.segment.is_pause
 
+    @property
+    def spoken_chars(self) -> float | None:
+        """Characters that take as long at speed 1 as its text at its own; None while the text arrives."""
+        return None if self.chars is None else self.chars / self.session.request.speed
+
+    @property
+    def is_new(self) -> bool:
+        """True until its first block was given to the renderer."""
+        return self.session.timing.tokens == 0
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if it waits for its listener, who has audio to read."""
+        return self.parked and self.segment is not None
+
+    def snapshot(self) -> StreamSnapshot:
+        """Return the request as it is now. Any thread may call this."""
+        known = self._known
+        if known is None or known.plays != self.session.plays or known.is_parked != self.parked:
+            known = self._known = self._take_snapshot()
+        return known
+
+    def changed(self) -> None:
+        """Let the next snapshot be taken anew. Before it is admitted, `snapshot` notices what can change."""
+        if self.session.timing.admitted_s is not None:
+            self._known = None
+
+    def _take_snapshot(self) -> StreamSnapshot:
+        session = self.session
+        timing = session.timing
+        utterance: Utterance | None = None
+        is_decoding = is_rendering = needs_more = False
+        next_block_s = 0.0
+        surplus_tokens = 0
+        if utterances := tuple(self.utterances):  # in one step: the worker may remove one meanwhile
+            utterance = utterances[-1]
+            is_decoding = not utterance.decoding.finished
+            if not utterances[0].rendered:
+                utterance = utterances[0]
+            is_rendering = not utterance.rendered
+            is_open = is_rendering or self.segment is not None or not self.segments.closed
+            needs_more = session.plays and timing.tokens > 0 and not self.parked and is_open
+            next_block_s = utterance.least_block_tokens / CLOCKS.token_rate_hz
+            surplus_tokens = utterance.surplus_tokens
+        held_s = self.held_s if self.held else 0.0
+        return StreamSnapshot(
+            plays=session.plays,
+            has_started=self.started > 0,
+            is_new=timing.tokens == 0,
+            is_parked=self.parked,
+            is_decoding=is_decoding,
+            has_utterance=utterance is not None,
+            is_rendering=is_rendering,
+            needs_more=needs_more,
+            opened_s=timing.opened_s,
+            admitted_s=timing.admitted_s,
+            has_audio=timing.first_audio_s is not None,
+            plays_until_s=timing.deadline_s,
+            in_flight_s=self.in_flight_tokens / CLOCKS.token_rate_hz,
+            held_s=held_s,
+            held_until_s=self.held_until_s,
+            next_block_s=next_block_s,
+            surplus_tokens=surplus_tokens,
+            made_s=timing.samples / CLOCKS.sample_rate_hz + held_s,
+            chars=self.spoken_chars,
+        )
+
     def prepare_segment(self) -> bool:
         """Take the next segment, if there is one already; return False if there will be none."""
         closed = (
@@ -99,7 +168,8 @@ class Job:
         stream = renderer.open(asked.voice, seed=seed)
         utterance = Utterance(model, profile, segment, asked, seed=seed, stream=stream)
         self.utterances.append(utterance)
-        self.started, self.segment = self.started + 1, None
+        self.started += 1
+        self.segment = None
         return utterance
 
     def feed(self, segment: RecordedSegment, model: Model, profile: Profile, renderer: Renderer) -> None:
@@ -109,23 +179,16 @@ class Job:
         self.segment = None
         self.utterances[-1].feed(segment)
 
-    def hold(self, audio: Samples, seconds: float) -> None:
-        """Keep the first audio for a while."""
+    def hold(self, audio: Samples, until_s: float) -> None:
+        """Keep the first audio until a time."""
         self.held.append(audio)
-        self.held_until_s = time.perf_counter() + seconds
-        if seconds <= 0:
-            self.flush()
+        self.held_until_s = until_s
 
     def flush(self) -> None:
         """Hand out the audio that was kept."""
         held, self.held = self.held, []
         for audio in held:
             self.session.put(audio)
-
-    @property
-    def is_new(self) -> bool:
-        """True until its first block was given to the renderer."""
-        return self.session.timing.tokens == 0
 
     @property
     def may_resume(self) -> bool:
