@@ -109,7 +109,7 @@ def test_an_engine_is_not_pickled(brief: TTS) -> None:
 
 
 def test_an_engine_of_another_process_is_refused(brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brief, "_process_id", -1)
+    monkeypatch.setattr(brief._engine, "_process_id", -1)
     for call in (brief.say, brief.stream, lambda _: brief.session()):
         with pytest.raises(EngineFault, match="another process"):
             call("Hello.")

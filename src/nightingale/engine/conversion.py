@@ -7,7 +7,6 @@ of a `TTS` shares the engine's networks, and its requests are rendered with the 
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,15 +17,12 @@ from numpy.typing import ArrayLike
 
 from nightingale.audio.read import check_clip
 from nightingale.audio.resample import resample
-from nightingale.audio.watermark import marks_of
-from nightingale.backends import BACKENDS
 from nightingale.backends.base import Recorded
-from nightingale.backends.profiles import Profile, profile_named
-from nightingale.backends.selection import find_machine, select
+from nightingale.backends.profiles import Profile
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.load import CONVERTER_WITHOUT, Model, default_model, load_model
-from nightingale.engine.no_decoder import NoDecoder
-from nightingale.engine.requests.controls import RequestOptions, build_request
+from nightingale.engine.open_engine import open_engine
+from nightingale.engine.requests.controls import RequestOptions
 from nightingale.engine.requests.recorded_segments import (
     LIVE_TOKENS,
     TOKEN_SAMPLES,
@@ -87,8 +83,13 @@ class VoiceConverter:
 
         open_session: returns the session of a request, whose voice it finds.
         """
-        self._model, self._profile, self._worker, self._voices = model, profile, worker, voices
-        self._open_session, self._owns_worker = open_session, False
+        self._model = model
+        self._profile = profile
+        self._worker = worker
+        self._voices = voices
+        self._open_session = open_session
+        self._close: Callable[[], None] | None = None
+        """Closes the engine, if it is not that of a `TTS`."""
 
     @classmethod
     @raising_memory_full()
@@ -103,31 +104,13 @@ class VoiceConverter:
         **options: Any,
     ) -> VoiceConverter:
         """Load what conversion needs of a model: everything but T3. The arguments are those of `TTS`."""
-        marks = marks_of(watermark)
         name = default_model() if model is None else model
         loaded = load_model(name, offline=offline, options=options, without=CONVERTER_WITHOUT)
-        chosen = profile_named(profile, default=loaded.defaults.profile)
-        plan = select(BACKENDS, loaded.info, find_machine(BACKENDS, device, loaded.info), chosen)
-        choice = plan.renderer
-        renderer = choice.backend.open_renderer(loaded.source, choice.setup)
-        worker = Worker(loaded, plan.profile, NoDecoder(loaded.info), renderer)
-        voices = VoiceResolver(loaded, choice.setup, choice.backend)
-
-        def open_session(asked: RequestOptions) -> Session:
-            voice = voices.resolve(asked.get("voice"))
-            request = build_request(loaded.defaults, voice, asked.get("seed"), {})
-            return Session(
-                request,
-                ahead_seconds=plan.profile.ahead_seconds,
-                on_change=worker.wake,
-                mark=marks(),
-                clock=worker.clock,
-            )
-
-        converter = cls(loaded, plan.profile, worker, voices, open_session)
-        converter._owns_worker = True
+        engine = open_engine(loaded, profile, device=device, watermark=watermark, speaks=False)
+        converter = cls(loaded, engine.profile, engine.worker, engine.voices, engine.open_session)
+        converter._close = engine.close
         # A converter that is garbage-collected must not leave its thread behind.
-        weakref.finalize(converter, stop_worker, worker, os.getpid())
+        weakref.finalize(converter, engine.close)
         return converter
 
     @property
@@ -234,8 +217,8 @@ class VoiceConverter:
 
         Also done when the object is garbage-collected.
         """
-        if self._owns_worker:
-            self._worker.stop()
+        if self._close is not None:
+            self._close()
 
     def __enter__(self) -> VoiceConverter:
         return self
@@ -375,9 +358,3 @@ def _take(session: Session) -> AudioChunk | None:
         return session.take()
     except EOFError:
         return None
-
-
-def stop_worker(worker: Worker, process_id: int) -> None:
-    """Stop a worker, unless it belongs to the process that this one was forked from."""
-    if os.getpid() == process_id:
-        worker.stop()

@@ -6,8 +6,6 @@ there is one path from text to audio.
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import weakref
 from collections import deque
@@ -16,24 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
-from nightingale.audio.watermark import marks_of
-from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import Profile, profile_named, with_options
-from nightingale.backends.selection import Plan, check_precision, find_machine, open_plan, select
+from nightingale.backends.selection import Plan, check_precision
 from nightingale.clocks import CLOCKS
-from nightingale.engine.conversion import AnyVoice, VoiceConverter, stop_worker
-from nightingale.engine.faults import check_range, check_text, check_texts, check_types, engine_forked
+from nightingale.engine.conversion import AnyVoice, VoiceConverter
+from nightingale.engine.faults import check_range, check_text, check_texts, check_types
 from nightingale.engine.load import Model, default_model, load_model
-from nightingale.engine.rendering.word_timer import check_timing
-from nightingale.engine.requests.controls import (
-    TEXT_OPTIONS,
-    Control,
-    RequestOptions,
-    available_controls,
-    build_request,
-    check_request,
-    show_options,
-)
+from nightingale.engine.open_engine import Engine, open_engine
+from nightingale.engine.requests.controls import Control, RequestOptions, available_controls, show_options
 from nightingale.engine.requests.early_checks import languages_of
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
@@ -41,18 +29,15 @@ from nightingale.engine.requests.recordings import Recording
 from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue
 from nightingale.engine.requests.ssml_segments import Segmenter, segmenter_of
 from nightingale.engine.requests.whole import OnProgress, join, progress_of
-from nightingale.engine.session import Request, Session
+from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import MaxStreams, Occupancy, check_max_streams
-from nightingale.engine.voice_lookup import VoiceReference, VoiceResolver
-from nightingale.engine.worker import Worker
+from nightingale.engine.voice_lookup import VoiceReference
 from nightingale.errors import ConfigError, raising_memory_full
 from nightingale.models.defaults import StreamMode
 from nightingale.text.languages import check_language
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import Audio
 from nightingale.voices.voice import Voice
-
-log = logging.getLogger("nightingale.engine")
 
 
 class TTS:
@@ -112,7 +97,10 @@ class TTS:
         profile = with_options(profile, asked)
         profile_named(profile)  # a mistake is found before the model is loaded
         loaded = load_model(default_model() if model is None else model, offline=offline, options=options)
-        self._start(loaded, profile, max_chars, device, dtype, None, max_streams, watermark)
+        engine = open_engine(
+            loaded, profile, device=device, dtype=dtype, max_streams=max_streams, watermark=watermark
+        )
+        self._start(engine, max_chars)
 
     @classmethod
     def over(
@@ -129,38 +117,29 @@ class TTS:
     ) -> TTS:
         """Return an engine over a model that is loaded already. plan: the backends, if chosen already."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars, device, dtype, plan, check_max_streams(max_streams), watermark)
+        engine = open_engine(
+            model,
+            profile,
+            device=device,
+            dtype=dtype,
+            plan=plan,
+            max_streams=check_max_streams(max_streams),
+            watermark=watermark,
+        )
+        tts._start(engine, max_chars)
         return tts
 
-    @raising_memory_full()
-    def _start(
-        self,
-        model: Model,
-        profile: str | Profile | None,
-        max_chars: int,
-        device: str,
-        dtype: str,
-        plan: Plan | None,
-        max_streams: MaxStreams,
-        watermark: bool,
-    ) -> None:
-        self._marks = marks_of(watermark)
-        if not isinstance(profile, Profile):
-            profile = profile_named(profile, default=model.defaults.profile)
-        about = model.info
-        plan = plan or select(BACKENDS, about, find_machine(BACKENDS, device, about), profile, dtype=dtype)
-        self._plan, self._model, self._max_chars = plan, model, max_chars
-        self._profile = profile = plan.profile
-        for warning in plan.warnings:
-            log.warning("%s, %s: %s", model.name, profile.name, warning)
-        self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
-        decoder, renderer = open_plan(plan, model.source, voice=model.default_voice)
-        self._worker, self._process_id = Worker(model, profile, decoder, renderer, max_streams), os.getpid()
+    def _start(self, engine: Engine, max_chars: int) -> None:
+        self._engine = engine
+        self._model = engine.model
+        self._worker = engine.worker
+        self._voices = engine.voices
+        self._max_chars = max_chars
         # A TTS that is garbage-collected must not leave its thread behind.
-        weakref.finalize(self, stop_worker, self._worker, self._process_id)
+        weakref.finalize(self, engine.close)
 
     def __repr__(self) -> str:
-        return f"<TTS {self._plan.summary}>"
+        return f"<TTS {self.plan.summary}>"
 
     @property
     def name(self) -> str:
@@ -174,7 +153,7 @@ class TTS:
     @property
     def plan(self) -> Plan:
         """The backend of each role, and why."""
-        return self._plan
+        return self._engine.plan
 
     @property
     def notice(self) -> str | None:
@@ -224,7 +203,7 @@ class TTS:
         """Requests that one caller may open together: a full set of slots, and as many in the queue. The rest
         of the queue is for other callers."""
         slots = self._worker.scheduler.slots
-        return slots + min(slots, self._profile.queue_limit)
+        return slots + min(slots, self._engine.profile.queue_limit)
 
     @raising_memory_full()
     @show_options
@@ -277,7 +256,7 @@ class TTS:
         """
         texts = check_texts(texts)
         # A mistake is found by this call, not by the first audio, and a clip is read once.
-        return self._each(texts, {**request, "voice": self._request(request).voice})
+        return self._each(texts, {**request, "voice": self._engine.build_request(request).voice})
 
     def _each(self, texts: Iterable[str], request: RequestOptions) -> Iterator[Audio]:
         opened: deque[Session] = deque()
@@ -314,7 +293,10 @@ class TTS:
     @property
     def converter(self) -> VoiceConverter:
         """The converter of recordings to its voices, also of recordings that still arrive (docs/conversion.md)."""
-        return VoiceConverter(self._model, self._profile, self._worker, self._voices, self._session)
+        engine = self._engine
+        return VoiceConverter(
+            self._model, engine.profile, self._worker, self._voices, open_session=engine.open_session
+        )
 
     def convert(self, audio: Recording, *, voice: AnyVoice = None, seed: int | None = None) -> Audio:
         """Return a recording in another voice; its words and timing stay. See `VoiceConverter.convert`."""
@@ -322,7 +304,7 @@ class TTS:
 
     def close(self) -> None:
         """End all requests and the worker thread. Also done when the object is garbage-collected."""
-        stop_worker(self._worker, self._process_id)
+        self._engine.close()
 
     def __reduce__(self) -> NoReturn:
         fix = "Open a TTS in each process; audio, voices and errors can be pickled."
@@ -338,12 +320,14 @@ class TTS:
     def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
         """Queue a request and return its session. Invalid requests are refused here."""
         check_text(text)
-        defaults, session = self._model.defaults, self._session(request)
+        defaults = self._model.defaults
+        profile = self._engine.profile
+        session = self._engine.open_session(request)
         segments = self._segmenter(request, session)(
             text,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
-            short_first=self._profile.short_first_segment and not self._profile.in_blocks,
+            short_first=profile.short_first_segment and not profile.in_blocks,
             max_chars=self._max_chars,
             closing_ms=defaults.closing_pause_ms,
         )
@@ -360,7 +344,7 @@ class TTS:
     @show_options
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
-        session = self._session(request)
+        session = self._engine.open_session(request)
         segmenter = partial(self._segmenter(request, session), max_chars=self._max_chars)
         segments = SegmentQueue()
         self._worker.submit(session, segments)
@@ -378,29 +362,11 @@ class TTS:
     @show_options
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Raise the error that `session` would raise, without opening one."""
-        self._request(request)
+        self._engine.build_request(request)
         language = request.get("language")
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
     def _segmenter(self, request: RequestOptions, session: Session) -> Segmenter:
-        exact = self._profile.name == "exact"
+        exact = self._engine.profile.name == "exact"
         return segmenter_of(self._model, self._voices, request, session, exact=exact)
-
-    def _request(self, request: RequestOptions) -> Request:
-        check_request(request)
-        check_timing(request, self._model.info, self._worker.decoder)
-        voice = self._voices.resolve(request.get("voice"))
-        controls = {name: value for name, value in request.items() if name not in TEXT_OPTIONS}
-        return build_request(self._model.defaults, voice, request.get("seed"), controls)
-
-    def _session(self, request: RequestOptions) -> Session:
-        if os.getpid() != self._process_id:
-            raise engine_forked()
-        return Session(
-            self._request(request),
-            ahead_seconds=self._profile.ahead_seconds,
-            on_change=self._worker.wake,
-            mark=self._marks(),
-            clock=self._worker.clock,
-        )
