@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.load import CONVERTER_WITHOUT, Model, default_model, load_model
 from nightingale.engine.open_engine import open_engine
 from nightingale.engine.requests.controls import RequestOptions
+from nightingale.engine.requests.live import LiveRequest
 from nightingale.engine.requests.recorded_segments import (
     LIVE_TOKENS,
     TOKEN_SAMPLES,
@@ -51,7 +53,7 @@ from nightingale.engine.voice_lookup import VoiceReference, VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.errors import ConfigError, raising_memory_full
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.types import Audio, AudioChunk, Metrics, Samples
+from nightingale.types import Audio, AudioChunk, Samples
 from nightingale.voices.voice import Voice
 
 NEAR_WINDOWS: Final = TokenizerWindows(context=30, hop=5, lookahead=12)
@@ -227,10 +229,10 @@ class VoiceConverter:
         self.close()
 
 
-class LiveConversion:
-    """A conversion of a recording that still arrives. Iterating over it yields audio until the end.
+class LiveConversion(LiveRequest):
+    """A conversion of a recording that still arrives.
 
-    Samples may be pushed in one thread and audio be read in another. Dropping the last reference cancels the request.
+    Samples may be pushed in one thread and audio be read in another.
     """
 
     def __init__(
@@ -247,15 +249,15 @@ class LiveConversion:
         wake: Callable[[], None],
         owner: object,
     ) -> None:
-        """Call `wake` when there are new tokens, and keep `owner`, the engine, alive.
-
-        recorded_voice: returns the voice of samples at 16 kHz; None for models that render tokens alone.
-        """
+        """recorded_voice: returns the voice of samples at 16 kHz; None for models that render tokens alone."""
         import soxr  # late, as in audio/resample.py
 
-        self.audio, self._segments, self._wake, self._owner = session, segments, wake, owner
-        """`audio` is the request behind it, whose chunks can be read without blocking."""
-        self._rate_hz, self._tokenizer, self._recorded_voice = rate_hz, tokenizer, recorded_voice
+        super().__init__(session, segments, wake=wake, owner=owner)
+        self.audio = session
+        """The request behind it, whose chunks can be read without blocking."""
+        self._rate_hz = rate_hz
+        self._tokenizer = tokenizer
+        self._recorded_voice = recorded_voice
         self._first_samples: Samples = np.zeros(0, np.float32)
         """The first seconds, until the speaker's voice is known."""
         self._voice: Voice | None = None
@@ -266,7 +268,6 @@ class LiveConversion:
         unit = block_tokens + LOOKAHEAD_TOKENS if in_blocks else LIVE_TOKENS
         self.delay_s = (windows.hop + windows.lookahead + unit + HELD_TOKENS) / CLOCKS.token_rate_hz
         """The longest time of audio between what was pushed and what can be rendered."""
-        weakref.finalize(self, session.cancel).atexit = False
 
     def push(self, samples: ArrayLike) -> None:
         """Add samples, of one axis or of frames and channels. Raise ConfigError after `end`."""
@@ -286,23 +287,11 @@ class LiveConversion:
             self._segments.closed = True
             self._wake()
 
-    def cancel(self) -> None:
-        """Stop, and drop audio that was not read yet."""
-        self.audio.cancel()
-
-    @property
-    def metrics(self) -> Metrics:
-        """Timings and counts so far."""
-        return self.audio.timing.metrics()
-
-    def __iter__(self) -> Iterator[AudioChunk]:
-        yield from self.audio.chunks()  # a generator, which keeps the session alive while it is read
-
-    def __enter__(self) -> LiveConversion:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
+    def ready_chunks(self) -> Iterator[AudioChunk]:
+        """Yield the audio that is there, without waiting for more."""
+        with suppress(EOFError):
+            while (chunk := self._session.take()) is not None:
+                yield chunk
 
     def _enqueue(self, samples_16k: Samples, *, final: bool) -> None:
         for tokens, samples, mel in self._tokenizer.push(samples_16k, final=final):
@@ -347,14 +336,6 @@ def _converted(live: LiveConversion, chunks: Iterable[ArrayLike]) -> Iterator[Au
     with live:
         for part in chunks:
             live.push(part)
-            while (chunk := _take(live.audio)) is not None:
-                yield chunk
+            yield from live.ready_chunks()
         live.end()
         yield from live
-
-
-def _take(session: Session) -> AudioChunk | None:
-    try:
-        return session.take()
-    except EOFError:
-        return None

@@ -105,12 +105,13 @@ def open_engine(
         profile = profile_named(profile, default=model.defaults.profile)
     info = model.info
     plan = plan or select(BACKENDS, info, find_machine(BACKENDS, device, info), profile, dtype=dtype)
+    decoder: Decoder
     if speaks:
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, plan.profile.name, warning)
         decoder, renderer = open_plan(plan, model.source, voice=model.default_voice)
     else:
-        decoder: Decoder = NoDecoder(info)
+        decoder = NoDecoder(info)
         renderer = plan.renderer.backend.open_renderer(model.source, plan.renderer.setup)
     worker = Worker(model, plan.profile, decoder, renderer, max_streams, clock)
     return Engine(model, plan, worker, marks)

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
@@ -26,8 +25,8 @@ from nightingale.engine.requests.early_checks import languages_of
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
 from nightingale.engine.requests.recordings import Recording
+from nightingale.engine.requests.request_segmenter import RequestSegmenter
 from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue
-from nightingale.engine.requests.ssml_segments import Segmenter, segmenter_of
 from nightingale.engine.requests.whole import OnProgress, join, progress_of
 from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import MaxStreams, Occupancy, check_max_streams
@@ -323,7 +322,7 @@ class TTS:
         defaults = self._model.defaults
         profile = self._engine.profile
         session = self._engine.open_session(request)
-        segments = self._segmenter(request, session)(
+        segments = self._segmenter(request, session).segment(
             text,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
@@ -345,7 +344,7 @@ class TTS:
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
         session = self._engine.open_session(request)
-        segmenter = partial(self._segmenter(request, session), max_chars=self._max_chars)
+        segmenter = self._segmenter(request, session)
         segments = SegmentQueue()
         self._worker.submit(session, segments)
         split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
@@ -353,7 +352,8 @@ class TTS:
             session,
             segments,
             text=IncrementalSegmenter(max_chars=split_chars, language=request.get("language")),
-            segment=partial(segmenter, split_chars=split_chars, fill=True, continues=True),
+            segmenter=segmenter,
+            split_chars=split_chars,
             max_chars=self._max_chars,
             wake=self._worker.wake,
             owner=self,
@@ -367,6 +367,6 @@ class TTS:
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
-    def _segmenter(self, request: RequestOptions, session: Session) -> Segmenter:
+    def _segmenter(self, request: RequestOptions, session: Session) -> RequestSegmenter:
         exact = self._engine.profile.name == "exact"
-        return segmenter_of(self._model, self._voices, request, session, exact=exact)
+        return RequestSegmenter(self._model, self._voices, request, session, exact=exact)

@@ -1,4 +1,6 @@
-"""The objects that `TTS.stream` and `TTS.session` return. A session takes text while it yields audio:
+"""The objects through which a caller reads a request: `TTS.stream` and `TTS.session` return them.
+
+A session takes text while it yields audio:
 
     with tts.session(voice="heart") as session:
         for token in language_model:
@@ -16,26 +18,42 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from itertools import chain
+from typing import Self
 
 from nightingale.engine.faults import check_text
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
-from nightingale.engine.requests.segments import SegmentQueue, TextSegment, check_length
+from nightingale.engine.requests.request_segmenter import RequestSegmenter
+from nightingale.engine.requests.segments import SegmentQueue, check_length
 from nightingale.engine.session import Session
 from nightingale.types import AudioChunk, Metrics, TextWarning
 
 
-class Stream(Iterator[AudioChunk]):
-    """Iterate over audio chunks while they are generated.
+class RequestHandle:
+    """A request in the hands of its caller. Dropping the last reference to it cancels the request."""
 
-    Closing the stream, or dropping the last reference to it, cancels the request.
-    """
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        # A generator that was never started does not run its `finally`.
+        weakref.finalize(self, session.cancel).atexit = False
+
+    @property
+    def metrics(self) -> Metrics:
+        """Timings and counts so far."""
+        return self._session.timing.metrics()
+
+    @property
+    def warnings(self) -> tuple[TextWarning, ...]:
+        """Parts of the text so far that are not spoken."""
+        return tuple(self._session.warnings)
+
+
+class Stream(RequestHandle, Iterator[AudioChunk]):
+    """Iterate over audio chunks while they are generated. Closing the stream cancels the request."""
 
     def __init__(self, session: Session, owner: object) -> None:
         """Read from `session`, and keep its `owner`, the engine, alive meanwhile."""
-        self._session, self._chunks = session, _read(session, owner)
-        # A generator that was never started does not run its `finally`.
-        weakref.finalize(self, session.cancel).atexit = False
+        super().__init__(session)
+        self._chunks = _read(session, owner)
 
     def __next__(self) -> AudioChunk:
         return next(self._chunks)
@@ -45,16 +63,6 @@ class Stream(Iterator[AudioChunk]):
         self._session.cancel()
         with suppress(ValueError):  # another thread waits inside the generator; `cancel` has woken it
             self._chunks.close()
-
-    @property
-    def metrics(self) -> Metrics:
-        """Timings and counts so far."""
-        return self._session.timing.metrics()
-
-    @property
-    def warnings(self) -> tuple[TextWarning, ...]:
-        """Parts of the text that are not spoken."""
-        return tuple(self._session.warnings)
 
     @property
     def wait_s(self) -> float | None:
@@ -75,11 +83,34 @@ def _read(session: Session, owner: object) -> Generator[AudioChunk, None, None]:
         del owner
 
 
-class LiveSession:
-    """A request whose text still arrives. Iterating over it yields audio until the pushed text is spoken.
+class LiveRequest(RequestHandle):
+    """A request whose input still arrives. Iterating over it yields audio until all input is spoken."""
 
-    Dropping the last reference to it cancels the request.
-    """
+    def __init__(
+        self, session: Session, segments: SegmentQueue, *, wake: Callable[[], None], owner: object
+    ) -> None:
+        """Call `wake` when there is new input, and keep `owner`, the engine, alive."""
+        super().__init__(session)
+        self._segments = segments
+        self._wake = wake
+        self._owner = owner
+
+    def cancel(self) -> None:
+        """Stop speaking and drop audio that was not read yet."""
+        self._session.cancel()
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        yield from self._session.chunks()  # a generator, which keeps the request alive while it is read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class LiveSession(LiveRequest):
+    """A request whose text still arrives."""
 
     def __init__(
         self,
@@ -87,16 +118,20 @@ class LiveSession:
         segments: SegmentQueue,
         *,
         text: IncrementalSegmenter,
-        segment: Callable[[str], Iterator[TextSegment]],
+        segmenter: RequestSegmenter,
+        split_chars: int,
         max_chars: int,
         wake: Callable[[], None],
         owner: object,
     ) -> None:
-        """Take up to `max_chars` per push, call `wake` when there is new text, and keep `owner` alive."""
-        self.audio, self._segments, self._owner = session, segments, owner
-        """`audio` is the request behind it, whose chunks can be read without blocking."""
-        weakref.finalize(self, session.cancel).atexit = False
-        self._text, self._segment, self._max_chars, self._wake = text, segment, max_chars, wake
+        """Take up to `max_chars` per push, and split what `text` returns at `split_chars`."""
+        super().__init__(session, segments, wake=wake, owner=owner)
+        self.audio = session
+        """The request behind it, whose chunks can be read without blocking."""
+        self._text = text
+        self._segmenter = segmenter
+        self._split_chars = split_chars
+        self._max_chars = max_chars
 
     def push(self, text: str) -> None:
         """Add text, in parts of any size. Raise TextError if it cannot be spoken, ConfigError after `end`."""
@@ -116,31 +151,15 @@ class LiveSession:
             self._segments.closed = True
             self._wake()
 
-    def cancel(self) -> None:
-        """Stop speaking and drop audio that was not read yet."""
-        self.audio.cancel()
-
-    @property
-    def metrics(self) -> Metrics:
-        """Timings and counts so far."""
-        return self.audio.timing.metrics()
-
-    @property
-    def warnings(self) -> tuple[TextWarning, ...]:
-        """Parts of the text so far that are not spoken."""
-        return tuple(self.audio.warnings)
-
-    def __iter__(self) -> Iterator[AudioChunk]:
-        yield from self.audio.chunks()  # a generator, which keeps the session alive while it is read
-
-    def __enter__(self) -> LiveSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cancel()
-
     def _enqueue(self, texts: list[str]) -> None:
-        for segment in chain.from_iterable(map(self._segment, texts)):
-            self._segments.add(segment)
+        for text in texts:
+            for segment in self._segmenter.segment(
+                text,
+                split_chars=self._split_chars,
+                fill=True,
+                continues=True,
+                max_chars=self._max_chars,
+            ):
+                self._segments.add(segment)
         if texts:
             self._wake()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Final
+from typing import Final, Required, TypedDict
 
 from nightingale.clocks import CLOCKS
 from nightingale.errors import EmptyText, TextError, TextTooLong
@@ -89,6 +89,20 @@ class SegmentQueue:
         if segment is None and self._added:
             segment = self._added.popleft()
         return segment
+
+
+class SegmentOptions(TypedDict, total=False):
+    """How `segment_text` splits a text; it says what they mean."""
+
+    split_chars: Required[int | None]
+    fill: bool
+    short_first: bool
+    continues: bool
+    max_ids: int | None
+    max_chars: int
+    speed: float
+    closing_ms: int
+    on_normalized: Callable[[NormalizedText], None] | None
 
 
 def segment_text(
