@@ -156,33 +156,34 @@ class SpeechService:
         """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
         self.check_length(len(text))
         request["lexicon"] = self._merged_lexicon(request)
-
-        def submit(tts: TTS, who: Voice | None) -> Session:
-            return tts.open(text, voice=who, ssml_voices=self._voices.by_name(tts), **request)
-
-        stream = await self._open(SpeechStream, voice, submit, chars=len(text))
+        stream = await self._open(SpeechStream, self._open_text, text, voice, request, chars=len(text))
         self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
         request["lexicon"] = self._merged_lexicon(request)
-
-        def submit(tts: TTS, who: Voice | None) -> LiveSession:
-            return tts.session(voice=who, ssml_voices=self._voices.by_name(tts), **request)
-
-        return await self._open(LiveSpeechStream, voice, submit)
+        return await self._open(LiveSpeechStream, self._open_live, voice, request)
 
     async def convert(
         self, recording: bytes | tuple[Samples, int], *, voice: VoiceSpec = None, seed: int | None = None
     ) -> SpeechStream:
         """Queue a recording for conversion to a voice. It is tokenized first, one recording at a time."""
-
-        def submit(tts: TTS, who: Voice | None) -> Session:
-            return tts.converter.submit(recording, voice=who, seed=seed)
-
         async with self._upload():
-            return await self._open(SpeechStream, voice, submit)
+            return await self._open(SpeechStream, self._open_conversion, recording, voice, seed)
+
+    def _open_text(self, tts: TTS, text: str, voice: VoiceSpec, request: dict[str, Any]) -> Session:
+        speaker = self._voices.resolve(voice, tts)
+        return tts.open(text, voice=speaker, ssml_voices=self._voices.by_name(tts), **request)
+
+    def _open_live(self, tts: TTS, voice: VoiceSpec, request: dict[str, Any]) -> LiveSession:
+        speaker = self._voices.resolve(voice, tts)
+        return tts.session(voice=speaker, ssml_voices=self._voices.by_name(tts), **request)
+
+    def _open_conversion(
+        self, tts: TTS, recording: bytes | tuple[Samples, int], voice: VoiceSpec, seed: int | None
+    ) -> Session:
+        return tts.converter.submit(recording, voice=self._voices.resolve(voice, tts), seed=seed)
 
     @contextlib.asynccontextmanager
     async def _upload(self) -> AsyncIterator[None]:
@@ -220,7 +221,10 @@ class SpeechService:
 
     async def check(self, *, voice: VoiceSpec = None, **request: Any) -> None:
         """Raise what `session` would raise, without opening one."""
-        await self._with_engine(lambda tts: tts.check(voice=self._voices.resolve(voice, tts), **request))
+        await self._with_engine(self._check, voice, request)
+
+    def _check(self, tts: TTS, voice: VoiceSpec, request: dict[str, Any]) -> None:
+        tts.check(voice=self._voices.resolve(voice, tts), **request)
 
     async def voices(self, of: str | None = None) -> list[VoiceInfo]:
         """Return the voices that the tenant may use; `of`: the own ones of another tenant, for an admin."""
@@ -262,17 +266,17 @@ class SpeechService:
     async def _open(
         self,
         stream_class: Callable[[AnySession, ServerMetrics, OnClose, TenantRequest], AnyStream],
-        voice: VoiceSpec,
-        open_engine: Callable[[TTS, Voice | None], AnySession],
+        open_request: Callable[..., AnySession],
+        *arguments: Any,
         chars: int = 0,
     ) -> AnyStream:
+        """Open a request by a method that takes the engine and these arguments, and the stream that reads it."""
         self._check_load_queue()
         tenant_request = self.tenants.admit(chars)
         self.metrics.active += 1
         self._opening += 1
         try:
-            opening = self._with_engine(lambda tts: open_engine(tts, self._voices.resolve(voice, tts)))
-            session = await open_session(opening)
+            session = await open_session(self._with_engine(open_request, *arguments))
         except BaseException as error:
             self.metrics.active -= 1
             tenant_request.fail(error)
@@ -298,20 +302,20 @@ class SpeechService:
             error.retry_after_s = self._load_began_s + self._load_s - time.monotonic()
         raise error
 
-    async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
-        """Call `act` in a thread; the engine is not unloaded meanwhile."""
+    async def _with_engine(self, act: Callable[..., Result], *arguments: Any) -> Result:
+        """Call `act` with the engine and these arguments in a thread; the engine is not unloaded meanwhile."""
         self._pending_calls += 1
         try:
             tts = await self._engine()
             try:
-                return await self._in_thread(act, tts)
+                return await self._in_thread(act, tts, *arguments)
             except EngineFault as fault:  # if the engine's thread has died, try once more with a new engine
                 if not fault.engine_ended or self._given_tts is not None or self.state == "stopping":
                     raise
                 if self._tts is tts:  # otherwise a concurrent request has replaced it already
                     log.error("the engine has died and is loaded again")
                     self._tts = None
-                return await self._in_thread(act, await self._engine())
+                return await self._in_thread(act, await self._engine(), *arguments)
         finally:
             self._pending_calls -= 1
             self._last_used_s = time.monotonic()
