@@ -10,9 +10,8 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
-from typing import Final, Required, TypedDict
+from typing import Final, Required, TypedDict, Unpack
 
 from nightingale.clocks import CLOCKS
 from nightingale.errors import EmptyText, TextError, TextTooLong
@@ -92,72 +91,53 @@ class SegmentQueue:
 
 
 class SegmentOptions(TypedDict, total=False):
-    """How `segment_text` splits a text; it says what they mean."""
+    """How a text is split."""
 
     split_chars: Required[int | None]
+    """Length of the longest segment, in letters of an alphabet; None for a single segment."""
     fill: bool
+    """Put as many sentences into a segment as fit. A text that fits as a whole stays as it is written."""
     short_first: bool
+    """With `fill`, begin with the first sentence and let later segments grow (`grow_spans`)."""
     continues: bool
+    """More text follows. The last segment then keeps its natural pause, and none is no error."""
     max_ids: int | None
+    """Split a segment of more ids (a line of rare characters) further, if the text may be split."""
     max_chars: int
+    """Length of the longest text; by default MAX_CHARS."""
     speed: float
+    """Speech rate. Natural pauses follow it; pauses that the text asks for do not."""
     closing_ms: int
+    """Pause after the last segment, unless the text asks for another."""
     on_normalized: Callable[[NormalizedText], None] | None
+    """Called with each normalized part of the text, before the segments made of it."""
 
 
 def segment_text(
-    frontend: Frontend,
-    source: str | Iterable[str],
-    language: str | None,
-    *,
-    split_chars: int | None,
-    fill: bool = False,
-    short_first: bool = False,
-    continues: bool = False,
-    max_ids: int | None = None,
-    max_chars: int = MAX_CHARS,
-    speed: float = 1.0,
-    closing_ms: int = 0,
-    on_normalized: Callable[[NormalizedText], None] | None = None,
+    frontend: Frontend, source: str | Iterable[str], language: str | None, **options: Unpack[SegmentOptions]
 ) -> Iterator[TextSegment]:
     """Split a text of any length into segments, each made when the iterator reaches it.
 
     Args:
         frontend: Text normalizer and tokenizer of the model.
         source: The text, or an iterable of parts of it; `language` is its code.
-        split_chars: Length of the longest segment, in letters of an alphabet; None for a single segment.
-        fill: Put as many sentences into a segment as fit. A text that fits as a whole stays as it is written.
-        short_first: With `fill`, begin with the first sentence and let later segments grow (`grow_spans`).
-        continues: More text follows. The last segment then keeps its natural pause, and none is no error.
-        max_ids: Split a segment of more ids (a line of rare characters) further, if the text may be split.
-        max_chars: Length of the longest `source`.
-        speed: Speech rate. Natural pauses follow it; pauses that the text asks for do not.
-        closing_ms: Pause after the last segment, unless the text asks for another.
-        on_normalized: Called with each normalized part of the text, before the segments made of it.
+        options: How it is split.
 
     Raises:
         TextError: The text is empty or too long, has an impossible pause, or the model does not support its
             language. A string is checked by this call, not when the first segment is taken.
     """
+    continues = options.get("continues", False)
     if isinstance(source, str):
-        check_length(len(source), max_chars)
+        check_length(len(source), options.get("max_chars", MAX_CHARS))
         for tag in _PAUSE.finditer(source):
             _pause_ms(tag)
-    max_ids = None if split_chars is None else max_ids
     segments = _merge_pauses(
         chain.from_iterable(
-            [part] if isinstance(part, int) else _encode(frontend, part, language, max_ids, speed)
-            for part in _parts(
-                partial(_spell, frontend, language, on_normalized),
-                source,
-                language,
-                split_chars,
-                fill,
-                short_first and fill,
-                continues,
-            )
+            [part] if isinstance(part, int) else _encode(frontend, part, language, options)
+            for part in _parts(frontend, source, language, options)
         ),
-        closing_ms=None if continues else closing_ms,
+        closing_ms=None if continues else options.get("closing_ms", 0),
     )
     first = list(islice(segments, 1))
     if not first and not continues:
@@ -233,48 +213,35 @@ def _pause_ms(tag: re.Match[str]) -> int:
 
 
 def _encode(
-    frontend: Frontend, part: TextSpan, language: str | None, max_ids: int | None, speed: float
+    frontend: Frontend, part: TextSpan, language: str | None, options: SegmentOptions
 ) -> Iterator[TextSegment]:
     """Yield the part as one segment, or as several if it has more than `max_ids` ids."""
     ids = frontend.tokenizer.encode(part.spoken, language)
+    max_ids = None if options["split_chars"] is None else options.get("max_ids")
     if max_ids is None or len(ids) <= max_ids or len(part.text) < 2:
-        pause_samples = round(_samples(PAUSE_MS[part.ending]) / speed)
+        pause_samples = round(_samples(PAUSE_MS[part.ending]) / options.get("speed", 1.0))
         yield TextSegment(text_ids=ids, pause_samples=pause_samples, text=part.spoken)
         return
     *first, last = split_sentences(part.text, (spoken_length(part.text) + 1) // 2, language, join_below=0)
     for half in (*first, replace(last, ending=part.ending)):
-        yield from _encode(frontend, half, language, max_ids, speed)
-
-
-def _spell(
-    frontend: Frontend,
-    language: str | None,
-    on_normalized: Callable[[NormalizedText], None] | None,
-    text: NormalizedText,
-) -> NormalizedText:
-    normalized = frontend.spell(text, language)
-    if on_normalized is not None:
-        on_normalized(normalized)
-    return normalized
+        yield from _encode(frontend, half, language, options)
 
 
 def _parts(
-    spell: Callable[[NormalizedText], NormalizedText],
-    source: str | Iterable[str],
-    language: str | None,
-    split_chars: int | None,
-    fill: bool,
-    short_first: bool,
-    continues: bool,
+    frontend: Frontend, source: str | Iterable[str], language: str | None, options: SegmentOptions
 ) -> Iterator[TextSpan | int]:
     """Yield normalized text of one segment each and, between them, pauses in milliseconds."""
+    split_chars = options["split_chars"]
+    continues = options.get("continues", False)
+    fill = options.get("fill", False)
+    short_first = options.get("short_first", False) and fill
     if fill and split_chars is not None and isinstance(source, str) and len(source) <= split_chars:
         # Measured only here: for a book, the spoken length takes as long to count as its segments to make.
         fits = spoken_length(source) <= split_chars
         if fits and not (short_first and _has_several(source, split_chars, language)):
             split_chars = None
     if short_first and split_chars is not None:
-        sentences = _parts(spell, source, language, split_chars, False, False, continues)
+        sentences = _parts(frontend, source, language, {**options, "fill": False})
         yield from grow_spans(sentences, split_chars, language)
         return
     if split_chars is None:
@@ -293,7 +260,9 @@ def _parts(
             if isinstance(stretch, int):
                 yield stretch
                 continue
-            normalized = spell(stretch)
+            normalized = frontend.spell(stretch, language)
+            if (on_normalized := options.get("on_normalized")) is not None:
+                on_normalized(normalized)
             if not has_words(normalized):
                 continue
             # Text that a pause follows ends like a clause, unless a mark ends its sentence.
