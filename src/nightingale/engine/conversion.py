@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from nightingale.audio.read import check_clip
 from nightingale.audio.resample import resample
-from nightingale.backends.base import Recorded
+from nightingale.backends.base import Encoders, Recorded
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.load import CONVERTER_WITHOUT, Model, default_model, load_model
@@ -155,7 +155,8 @@ class VoiceConverter:
         levels, recorded = token_levels(samples_16k, len(tokens)), None
         if self._model.defaults.renders_recorded_mel:
             mel = recorded_mel(samples, rate_hz, len(tokens), encoders)
-            recorded = Recorded(mel=mel, voice=self._recorded_voice(samples_16k))
+            speaker = recorded_voice(samples_16k, encoders, self._model.info, self._model.voice_family)
+            recorded = Recorded(mel=mel, voice=speaker)
         session.plays = plays
         in_blocks = self._profile.in_blocks
         segments = SegmentQueue(whole_segments(tokens, levels, in_blocks=in_blocks, recorded=recorded))
@@ -171,29 +172,18 @@ class VoiceConverter:
         check_clip(np.zeros(1, np.float32), sample_rate_hz)
         session = self._open_session({"voice": voice, "seed": seed})
         segments = SegmentQueue()
-        reach = self._model.info.preset.speech_tokenizer.attention_reach
-        windows = WIDE_WINDOWS if reach is None else NEAR_WINDOWS
-        with_mel = self._model.defaults.renders_recorded_mel
         live = LiveConversion(
             session,
             segments,
             rate_hz=int(sample_rate_hz),
-            tokenizer=StreamTokenizer(self._voices.encoders(), windows, with_mel=with_mel),
-            recorded_voice=self._recorded_voice if with_mel else None,
-            windows=windows,
-            in_blocks=self._profile.in_blocks,
-            block_tokens=self._profile.first_block_tokens
-            or self._model.defaults.first_block_tokens
-            or self._profile.smallest_block_tokens,
+            encoders=self._voices.encoders(),
+            model=self._model,
+            profile=self._profile,
             wake=self._worker.wake,
             owner=self,
         )
         self._worker.submit(session, segments)
         return live
-
-    def _recorded_voice(self, samples_16k: Samples) -> Voice:
-        encoders, model = self._voices.encoders(), self._model
-        return recorded_voice(samples_16k, encoders, model.info, model.voice_family)
 
     def stream(
         self,
@@ -241,31 +231,37 @@ class LiveConversion(LiveRequest):
         segments: SegmentQueue,
         *,
         rate_hz: int,
-        tokenizer: StreamTokenizer,
-        recorded_voice: Callable[[Samples], Voice] | None,
-        windows: TokenizerWindows,
-        in_blocks: bool,
-        block_tokens: int,
+        encoders: Encoders,
+        model: Model,
+        profile: Profile,
         wake: Callable[[], None],
         owner: object,
     ) -> None:
-        """recorded_voice: returns the voice of samples at 16 kHz; None for models that render tokens alone."""
+        """rate_hz: the sample rate of what is pushed."""
         import soxr  # late, as in audio/resample.py
 
         super().__init__(session, segments, wake=wake, owner=owner)
         self.audio = session
         """The request behind it, whose chunks can be read without blocking."""
+        defaults = model.defaults
+        windows = NEAR_WINDOWS
+        if model.info.preset.speech_tokenizer.attention_reach is None:
+            windows = WIDE_WINDOWS
         self._rate_hz = rate_hz
-        self._tokenizer = tokenizer
-        self._recorded_voice = recorded_voice
+        self._encoders = encoders
+        self._model = model
+        self._tokenizer = StreamTokenizer(encoders, windows, with_mel=defaults.renders_recorded_mel)
         self._first_samples: Samples = np.zeros(0, np.float32)
         """The first seconds, until the speaker's voice is known."""
         self._voice: Voice | None = None
         self._mels: list[Floats] = []
         """Frames of tokens that have not been added."""
         self._resampler = soxr.ResampleStream(rate_hz, ANALYSIS_RATE_HZ, 1, dtype="float32", quality="HQ")
-        self._splitter = None if in_blocks else PauseSplitter(LIVE_TOKENS, at_every_pause=True)
-        unit = block_tokens + LOOKAHEAD_TOKENS if in_blocks else LIVE_TOKENS
+        self._splitter = None if profile.in_blocks else PauseSplitter(LIVE_TOKENS, at_every_pause=True)
+        block_tokens = (
+            profile.first_block_tokens or defaults.first_block_tokens or profile.smallest_block_tokens
+        )
+        unit = block_tokens + LOOKAHEAD_TOKENS if profile.in_blocks else LIVE_TOKENS
         self.delay_s = (windows.hop + windows.lookahead + unit + HELD_TOKENS) / CLOCKS.token_rate_hz
         """The longest time of audio between what was pushed and what can be rendered."""
 
@@ -313,10 +309,11 @@ class LiveConversion(LiveRequest):
     def _listen(self, samples_16k: Samples, mel: Floats) -> None:
         """Keep the mel of the next tokens, and find the speaker's voice once enough was heard."""
         self._mels.append(mel)
-        if self._voice is None and self._recorded_voice is not None:
+        if self._voice is None:
             self._first_samples = np.concatenate([self._first_samples, samples_16k])
             if len(self._first_samples) >= VOICE_TOKENS * TOKEN_SAMPLES:
-                self._voice = self._recorded_voice(self._first_samples)
+                info, family = self._model.info, self._model.voice_family
+                self._voice = recorded_voice(self._first_samples, self._encoders, info, family)
                 self._first_samples = self._first_samples[:0]
 
     def _add(self, tokens: list[int], *, ends_utterance: bool) -> None:
