@@ -11,11 +11,11 @@ import pytest
 from simulated_engine import Costs, Listener, SimulatedEngine
 
 from nightingale.backends.profiles import EXACT
-from nightingale.engine.deadlines import in_order
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
 from nightingale.engine.session import FIRST_AUDIO_S, LATE_S, Timing
 from nightingale.engine.snapshot import EngineSnapshot
+from nightingale.engine.stream_capacity import Capacity
 
 WREN = Costs()
 """Wren's costs on two cores of a Neoverse-N1, measured; T3 in float32."""
@@ -117,7 +117,9 @@ def test_the_block_with_the_earliest_deadline_is_rendered_first(simulate: Simula
     assert all(chosen)
 
 
-def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate: Simulate) -> None:
+def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = simulate(max_streams=3)
     engine.open(100)
     engine.open(100)
@@ -129,13 +131,14 @@ def test_a_first_block_does_not_make_the_block_of_a_running_stream_late(simulate
         job.in_flight_tokens, job.held = 0, []
         job.session.timing.tokens = 10 if delivered else 0
         job.session.timing.first_audio_s, job.session.timing.samples = None, 0
+    monkeypatch.setattr(Capacity, "rate", 4.0)
     for added_s, first in ((0.1, 0), (1.9, 1)):
         timing = worker._jobs[0].session.timing
         timing.samples += round(added_s * 24_000)
         timing.delivered()
         for job in worker._jobs.values():
             job.changed()
-        assert in_order([0, 1], worker._snapshot(), 4.0)[0] == first
+        assert worker._pacing.in_order([0, 1], worker._snapshot())[0] == first
 
 
 def test_the_deadline_is_when_a_player_runs_out_of_audio() -> None:

@@ -5,18 +5,22 @@ The methods decide from a snapshot; the worker gives the request that they choos
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from nightingale.backends.profiles import Profile
-from nightingale.engine.deadlines import demands, left_s
-from nightingale.engine.snapshot import EngineSnapshot
-from nightingale.engine.stream_capacity import Capacity, QueuePlace, known_wait_s
+from nightingale.engine.snapshot import EngineSnapshot, StreamSnapshot
+from nightingale.engine.stream_capacity import Capacity, Demand, QueuePlace, known_wait_s
 from nightingale.errors import QueueFull
 
 TYPICAL_S: Final = 4.0
 """Audio of a request that has not arrived yet, for estimates."""
 ESTIMATE_AGE_S: Final = 2.0
 """Estimates of an unchanged queue are used for this long: one takes up to tens of milliseconds."""
+RESERVE_S: Final = 0.4
+"""Audio that a listener should always have: its next block takes up to half of it, and other programs the rest."""
+LEAST_LEFT_S: Final = 0.3
+"""Audio that a request which has not ended is expected to make still, at the least."""
 
 
 class Admission:
@@ -82,9 +86,8 @@ class Admission:
         now_s = snapshot.now_s
         estimated, at_s, waits_s = self._estimated
         if new != estimated or now_s - at_s > ESTIMATE_AGE_S:
-            lengths_s = [*(left_s(snapshot.streams[one], self._capacity) for one in new), TYPICAL_S]
-            running = demands(snapshot, self._capacity)
-            waits_s = self._capacity.waits_s(running, lengths_s, slots=snapshot.slots)
+            lengths_s = [*(self._left_s(snapshot.streams[one]) for one in new), TYPICAL_S]
+            waits_s = self._capacity.waits_s(self._demands(snapshot), lengths_s, slots=snapshot.slots)
             at_s = now_s
             self._estimated = (new, now_s, waits_s)
         return [max(0.0, wait_s - (now_s - at_s)) for wait_s in waits_s]
@@ -98,9 +101,29 @@ class Admission:
         starting = sum(streams[request].is_new for request in snapshot.running)
         if self._most_starting is not None and starting >= self._most_starting:
             return True
-        return not capacity.admits(demands(snapshot, capacity), left_s(streams[first], capacity))
+        return not capacity.admits(self._demands(snapshot), self._left_s(streams[first]))
+
+    def _demands(self, snapshot: EngineSnapshot) -> list[Demand]:
+        """Return what the streams that have started will need."""
+        return [
+            Demand(_buffered_s(stream, snapshot.now_s), self._left_s(stream))
+            for stream in snapshot.streams.values()
+            if stream.has_started and not stream.is_parked
+        ]
+
+    def _left_s(self, stream: StreamSnapshot) -> float:
+        """Return how much audio a request is expected to make still; infinite while its text arrives."""
+        if stream.chars is None:
+            return math.inf
+        return max(LEAST_LEFT_S, stream.chars / self._capacity.chars_per_s - stream.made_s)
 
     def _new_requests(self, snapshot: EngineSnapshot) -> list[int]:
         """Return the requests that have not started, in order of arrival."""
         streams = snapshot.streams
         return sorted(request for request in snapshot.waiting if not streams[request].has_started)
+
+
+def _buffered_s(stream: StreamSnapshot, now_s: float) -> float:
+    """Return how long the listener can play, without the reserve."""
+    starts_s = max(now_s, stream.held_until_s) if stream.held_s else 0.0
+    return max(0.0, max(stream.plays_until_s, starts_s) + stream.held_s - now_s - RESERVE_S)

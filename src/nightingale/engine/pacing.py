@@ -1,16 +1,19 @@
 """Keep concurrent streams in time: what is decoded and rendered next, and when first audio is handed out.
 
-The methods decide from a snapshot; the worker carries their decisions out.
+A listener's deadline is the moment when it runs out of audio. Blocks are rendered in the order of deadlines (earliest
+deadline first). The methods decide from a snapshot; the worker carries their decisions out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from nightingale.backends.base import Renderer
-from nightingale.engine.deadlines import hold_s, in_order, tokens_in_time
+from nightingale.clocks import CLOCKS
 from nightingale.engine.rendering.utterance import BlockLimits
+from nightingale.engine.session import LATE_S
 from nightingale.engine.snapshot import EngineSnapshot
 from nightingale.engine.stream_capacity import Capacity
 
@@ -18,6 +21,12 @@ AHEAD_TOKENS: Final = 9
 """Tokens beyond its next block up to which a competing stream joins decode steps."""
 IN_FLIGHT: Final = 2
 """`render` calls that may be outstanding where streams compete: more would keep an urgent block waiting."""
+TIME_SHARE: Final = 0.5
+"""The share of the time until a deadline that blocks are planned for."""
+HOLD_MARGIN: Final = 1.6
+"""Work is expected to take this much longer than the measured rate says."""
+FIRST_BLOCK_S: Final = 0.3
+"""Audio of the first block of a stream that has not started."""
 
 
 class Pacing:
@@ -71,18 +80,59 @@ class Pacing:
         return []
 
     def in_order(self, ready: Sequence[int], snapshot: EngineSnapshot) -> list[int]:
-        """Sort requests whose next blocks are ready: the first one is rendered next."""
-        return in_order(ready, snapshot, self._capacity.rate)
+        """Sort requests whose next blocks are ready by their deadlines: the first one is rendered next.
+
+        A stream that has not started has nothing to lose yet: for a while it does not go before one that it would
+        make late, or that is.
+        """
+        streams, now_s, rate = snapshot.streams, snapshot.now_s, self._capacity.rate
+        order = sorted(ready, key=snapshot.deadline_s)
+        started = [request for request in order if not streams[request].is_new]
+        if rate is None or not started or not streams[order[0]].is_new:
+            return order
+        first, second = streams[order[0]], streams[started[0]]
+        work_s = snapshot.in_flight_s + first.next_block_s + second.next_block_s
+        is_late = first.admitted_s is not None and now_s > first.admitted_s + LATE_S
+        if is_late or now_s + work_s / rate <= second.deadline_s(now_s):
+            return order
+        return [started[0], *(request for request in order if request != started[0])]
 
     def block_limits(self, request: int, snapshot: EngineSnapshot) -> BlockLimits:
-        """Return how large the blocks of a request may be."""
-        limits = BlockLimits(concurrent=snapshot.is_concurrent)
-        if not snapshot.streams[request].plays:
-            return limits
-        return limits._replace(tokens_in_time=tokens_in_time(request, snapshot, self._capacity.rate))
+        """Return how large the next block of a request may be.
 
-    def hold_s(self, request: int, audio_s: float, snapshot: EngineSnapshot) -> float:
-        """Return how long to keep so much audio of a first block, so that the second one follows in time."""
-        if not self._competing or not snapshot.is_concurrent:
+        With blocks of this size, all streams get their next block before their deadlines if they are served in
+        that order, after the blocks that are being rendered.
+        """
+        stream, now_s = snapshot.streams[request], snapshot.now_s
+        limits = BlockLimits(concurrent=snapshot.is_concurrent)
+        if not stream.plays:
+            return limits
+        speaking = [one for one in snapshot.streams.values() if one.is_rendering]
+        # An unknown rate is as if it were just enough. Blocks are small then.
+        rate = self._capacity.rate or float(len(speaking))
+        begin_s = now_s + snapshot.in_flight_s / rate
+        others = sorted(one.deadline_s(now_s) for one in speaking if one is not stream and not one.is_new)
+        waits_s = [(at_s - begin_s) / blocks for blocks, at_s in enumerate(others, start=2)]
+        if not stream.is_new:
+            waits_s.append(stream.deadline_s(now_s) - begin_s)
+        tokens = TIME_SHARE * rate * min(waits_s, default=math.inf) * CLOCKS.token_rate_hz
+        return limits._replace(tokens_in_time=max(0.0, tokens))
+
+    def hold_s(self, request: int, first_s: float, snapshot: EngineSnapshot) -> float:
+        """Return how long to keep the first `first_s` seconds of audio, so that the second block follows in time.
+
+        Before that block, the first blocks of streams that start now are rendered, and blocks with earlier deadlines.
+        """
+        stream, now_s, rate = snapshot.streams[request], snapshot.now_s, self._capacity.rate
+        if not (self._competing and snapshot.is_concurrent and stream.is_rendering) or rate is None:
             return 0.0
-        return hold_s(request, audio_s, snapshot, self._capacity.rate)
+        own_s = stream.deadline_s(now_s)
+        work_s = snapshot.in_flight_s + sum(
+            one.next_block_s or FIRST_BLOCK_S
+            for one in snapshot.streams.values()
+            if one is not stream
+            and not one.is_parked
+            and (one.is_new or (one.has_utterance and one.deadline_s(now_s) <= own_s))
+        )
+        work_s += 0.0 if stream.in_flight_s else stream.next_block_s
+        return max(0.0, HOLD_MARGIN * work_s / rate - first_s)

@@ -83,3 +83,8 @@ class EngineSnapshot:
     def deadline_s(self, request: int) -> float:
         """Return when the listener of a request runs out of audio."""
         return self.streams[request].deadline_s(self.now_s)
+
+    @property
+    def in_flight_s(self) -> float:
+        """Audio that is being rendered."""
+        return sum(stream.in_flight_s for stream in self.streams.values())

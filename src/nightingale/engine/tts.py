@@ -292,9 +292,8 @@ class TTS:
     @property
     def converter(self) -> VoiceConverter:
         """The converter of recordings to its voices, also of recordings that still arrive (docs/conversion.md)."""
-        engine = self._engine
         return VoiceConverter(
-            self._model, engine.profile, self._worker, self._voices, open_session=engine.open_session
+            self._model, self._engine.profile, self._worker, self._voices, self._open_session
         )
 
     def convert(self, audio: Recording, *, voice: AnyVoice = None, seed: int | None = None) -> Audio:
@@ -321,7 +320,7 @@ class TTS:
         check_text(text)
         defaults = self._model.defaults
         profile = self._engine.profile
-        session = self._engine.open_session(request)
+        session = self._open_session(request)
         segments = self._segmenter(request, session).segment(
             text,
             split_chars=defaults.split_chars,
@@ -343,7 +342,7 @@ class TTS:
     @show_options
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
-        session = self._engine.open_session(request)
+        session = self._open_session(request)
         segmenter = self._segmenter(request, session)
         segments = SegmentQueue()
         self._worker.submit(session, segments)
@@ -366,6 +365,9 @@ class TTS:
         language = request.get("language")
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
+
+    def _open_session(self, request: RequestOptions) -> Session:
+        return self._engine.open_session(request)  # a method, so that a converter keeps the engine open
 
     def _segmenter(self, request: RequestOptions, session: Session) -> RequestSegmenter:
         exact = self._engine.profile.name == "exact"
