@@ -140,8 +140,10 @@ class AsyncLiveSession:
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
-        self.push, self.flush = session.push, session.flush
-        self.end, self.cancel = session.end, session.cancel
+        self.push = session.push
+        self.flush = session.flush
+        self.end = session.end
+        self.cancel = session.cancel
 
     @property
     def metrics(self) -> Metrics:

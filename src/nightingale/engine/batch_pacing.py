@@ -94,7 +94,8 @@ class BatchPacing(Pacing):
 
         These are the first blocks of streams that start now, and any others while a batch is being rendered.
         """
-        since_s, self._waiting_since_s = self._waiting_since_s, math.inf
+        since_s = self._waiting_since_s
+        self._waiting_since_s = math.inf
         count = min(len(ready), self.batch_size(ready, snapshot))
         if not count:
             return False

@@ -25,7 +25,8 @@ class _Mean:
 
     def add(self, audio_s: float, work_s: float) -> None:
         kept = math.exp(-work_s / TIME_CONSTANT_S)
-        self.audio_s, self.work_s = kept * self.audio_s + audio_s, kept * self.work_s + work_s
+        self.audio_s = kept * self.audio_s + audio_s
+        self.work_s = kept * self.work_s + work_s
 
     @property
     def rate(self) -> float:
@@ -58,7 +59,8 @@ class RateMeter:
             enough = streams >= ENOUGH * (self.rate or 0.0)
             self._always.add(audio_s, work_s)
             if streams >= 2 * self._streams:  # so many more that what was measured says little
-                self._busy, self._streams = _Mean(), streams
+                self._busy = _Mean()
+                self._streams = streams
             if enough:
                 self._busy.add(audio_s, work_s)
         self._last_s = now_s

@@ -18,7 +18,9 @@ class SerialCalls:
     """Run calls one after another. Those of other sessions run at the same time."""
 
     def __init__(self) -> None:
-        self._lock, self._calls, self._running = threading.Lock(), deque[Callable[[], None]](), False
+        self._lock = threading.Lock()
+        self._calls = deque[Callable[[], None]]()
+        self._running = False
 
     def submit(self, call: Callable[[], None]) -> None:
         """Run a call, which must not raise, after those that were submitted before."""

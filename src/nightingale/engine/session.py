@@ -189,7 +189,8 @@ class Session:
     def reached(self, segment: TextSegment, words: Iterable[TimedWord] = ()) -> None:
         """Note that the next samples are this segment's, and the words that end with them."""
         if segment is not self._segment:
-            self._segment, self._segment_start_s = segment, self.timing.samples / CLOCKS.sample_rate_hz
+            self._segment = segment
+            self._segment_start_s = self.timing.samples / CLOCKS.sample_rate_hz
             text = segment.text if segment.text_ids else ""
             self._segment_start = SegmentStart(text=text, pause_samples=segment.pause_samples)
         start_s = self._segment_start_s
@@ -199,8 +200,10 @@ class Session:
         """Append rendered audio."""
         if not len(samples):
             return
-        begins, self._segment_start = self._segment_start, None
-        words, self._words = tuple(self._words), []
+        begins = self._segment_start
+        self._segment_start = None
+        words = tuple(self._words)
+        self._words = []
         chunk = AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz, begins=begins, words=words)
         with self._changed:
             self.timing.samples += len(samples)
@@ -237,7 +240,8 @@ class Session:
     def _end(self, error: NightingaleError | None) -> None:
         with self._changed:
             if not self._ended:
-                self._ended, self._error = True, error
+                self._ended = True
+                self._error = error
                 self.timing.ended_s = self.timing.clock()
             self._signal()
 

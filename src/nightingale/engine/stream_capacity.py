@@ -155,7 +155,8 @@ class Capacity:
 
     def rendered(self, blocks: int, started_s: float, now_s: float, *, share: float) -> None:
         """Take the time of a batch into the running mean. share: of the largest batch."""
-        took_s, self._rendered_s = now_s - max(started_s, self._rendered_s), now_s
+        took_s = now_s - max(started_s, self._rendered_s)
+        self._rendered_s = now_s
         if share >= LARGE_BATCH:
             self.block_s += WEIGHT * (took_s / blocks - self.block_s)
         else:

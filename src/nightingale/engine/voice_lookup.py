@@ -42,7 +42,9 @@ class VoiceResolver:
 
     def __init__(self, model: Model, setup: Setup, preferred: Backend | None = None) -> None:
         """setup: the device and profile that the engine runs with. preferred: its backend clones if it can."""
-        self._model, self._setup, self._preferred = model, setup, preferred
+        self._model = model
+        self._setup = setup
+        self._preferred = preferred
         self._opened: Encoders | None = None
 
     def resolve(self, voice: Voice | VoiceReference | None) -> Voice:

@@ -199,7 +199,8 @@ class Worker:
         if self._ready and self._can_render(snapshot, decoding=decoding):
             self._render(snapshot)
         self._deliver()
-        decoded, self._decoded = self._decoded, []
+        decoded = self._decoded
+        self._decoded = []
         for request in decoded:
             self._guarded(request, self._advance, request)
 

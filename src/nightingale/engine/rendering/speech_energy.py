@@ -36,7 +36,8 @@ class SpeechEnergy:
         frames = joined[: count * FRAME_SAMPLES].reshape(count, FRAME_SAMPLES)
         power = np.einsum("fs,fs->f", frames, frames) / FRAME_SAMPLES + np.float32(1e-10)
         self._levels = np.concatenate([self._levels, 10 * np.log10(power)])
-        self._rest, self._pauses = joined[count * FRAME_SAMPLES :], None
+        self._rest = joined[count * FRAME_SAMPLES :]
+        self._pauses = None
 
     @property
     def frames(self) -> int:

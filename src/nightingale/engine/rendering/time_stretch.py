@@ -32,14 +32,16 @@ class TimeStretcher:
     def __init__(self, rate_hz: int, speed: float) -> None:
         check_range("speed", speed, MIN_SPEED, MAX_SPEED)
         self._speed = speed
-        self._hop, self._search = rate_hz * HOP_MS // 1000, rate_hz * SEARCH_MS // 1000
+        self._hop = rate_hz * HOP_MS // 1000
+        self._search = rate_hz * SEARCH_MS // 1000
         # Raised cosines: two of them, one hop apart, add up to one.
         angle = (np.arange(self._hop) + 0.5) * (np.pi / 2 / self._hop)
         self._fade_in = (np.sin(angle) ** 2).astype(np.float32)
         self._fade_out = 1 - self._fade_in
         self._input: Samples = np.zeros(0, np.float32)
         """Input that later windows may need; it begins at sample `_origin` of the whole input."""
-        self._origin, self._received = 0, 0
+        self._origin = 0
+        self._received = 0
         self._window = 0
         """Number of the next window."""
         self._last_start = 0

@@ -34,7 +34,7 @@ LONG_BLOCKS: Final = 2
 
 
 class BlockLimits(NamedTuple):
-    """How the next block of an utterance is cut; by default as if its request ran alone."""
+    """The limits of the next block of an utterance; by default those of a request that runs alone."""
 
     concurrent: bool = False
     """True while other requests are being served too."""
@@ -206,7 +206,8 @@ class Utterance:
             self.block_tokens = self._in_time(self.block_tokens, limits)
         cut = self._next_cut()
         assert cut is not None
-        tokens, self._waiting = self._waiting[: cut.tokens], self._waiting[cut.tokens :]
+        tokens = self._waiting[: cut.tokens]
+        self._waiting = self._waiting[cut.tokens :]
         recorded = self._take_recorded(cut.tokens)
         self._taken += cut.tokens
         if self._guard is not None:

@@ -61,13 +61,16 @@ class WordTimer:
         self.columns = [-1] * starts + source.id_words + [-1] * stops
         """The spoken word of each id of the framed text; -1 for none."""
         self.trace = AttentionTrace(config.traced_heads, text_ids=len(self.columns), starts=config.starts)
-        self._source, self._energy = source, SpeechEnergy()
+        self._source = source
+        self._energy = SpeechEnergy()
         self._aligner = WordAligner(self.columns, len(source.words))
         self._rows: list[int] = []
         """The row of the trace that each token of the audio was sampled from."""
-        self._tokens, self._final = 0, False
+        self._tokens = 0
+        self._final = False
         """Tokens whose audio was rendered, and whether that is all."""
-        self._taken, self._last_end = 0, 0
+        self._taken = 0
+        self._last_end = 0
         """Spoken words that were handed out, and the end of the last of them, in frames."""
 
     def accept(self, token: int, *, rendered: bool) -> None:
@@ -106,7 +109,8 @@ class WordTimer:
                     end_char=source.end,
                 )
             )
-            self._taken, self._last_end = last + 1, end
+            self._taken = last + 1
+            self._last_end = end
         return found
 
     def _align(self) -> list[int]:

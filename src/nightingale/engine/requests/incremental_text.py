@@ -56,8 +56,10 @@ class IncrementalSegmenter:
     """
 
     def __init__(self, *, max_chars: int = DEFAULT_SPAN_CHARS, language: str | None = None) -> None:
-        self._max_chars, self._language = max_chars, language
-        self._is_first, self._ended = True, False
+        self._max_chars = max_chars
+        self._language = language
+        self._is_first = True
+        self._ended = False
         self._start_segment("")
 
     def push(self, text: str) -> list[str]:
@@ -128,7 +130,8 @@ class IncrementalSegmenter:
         if letter is None:
             return None
         if self._is_first and may_be_ssml(buffer[self._text_start :]):
-            start, self._ssml_end_from = self._ssml_end_from, max(0, len(buffer) - len(SSML_END))
+            start = self._ssml_end_from
+            self._ssml_end_from = max(0, len(buffer) - len(SSML_END))
             return end_of_ssml(buffer, start)
         earliest = self._earliest_end(letter)
         end, settled = find_sentence_end(

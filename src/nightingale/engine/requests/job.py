@@ -186,7 +186,8 @@ class Job:
 
     def flush(self) -> None:
         """Hand out the audio that was kept."""
-        held, self.held = self.held, []
+        held = self.held
+        self.held = []
         for audio in held:
             self.session.put(audio)
 

@@ -86,7 +86,8 @@ class PauseSplitter:
 
     def __init__(self, most_tokens: int, *, at_every_pause: bool) -> None:
         """at_every_pause: end an utterance as soon as a pause is known, so that its audio comes sooner."""
-        self._most, self._at_every_pause = most_tokens, at_every_pause
+        self._most = most_tokens
+        self._at_every_pause = at_every_pause
         self._tokens: list[int] = []
         self._levels: list[float] = []
         self._loudest = 0.0
@@ -115,6 +116,7 @@ class PauseSplitter:
         return self._most - int(np.argmin(levels[first : self._most][::-1]))
 
     def _split_off(self, count: int) -> list[int]:
-        utterance, self._tokens = self._tokens[:count], self._tokens[count:]
+        utterance = self._tokens[:count]
+        self._tokens = self._tokens[count:]
         del self._levels[:count]
         return utterance

@@ -128,7 +128,9 @@ class StreamTokenizer:
     """
 
     def __init__(self, encoders: Encoders, windows: TokenizerWindows, *, with_mel: bool = False) -> None:
-        self._encoders, self._windows, self._with_mel = encoders, windows, with_mel
+        self._encoders = encoders
+        self._windows = windows
+        self._with_mel = with_mel
         self._samples: Samples = np.zeros(0, np.float32)
         """Samples from token `_start` on."""
         self._start = self._done = 0

@@ -91,7 +91,7 @@ class SegmentQueue:
 
 
 class SegmentOptions(TypedDict, total=False):
-    """How a text is split."""
+    """Options of `segment_text`."""
 
     split_chars: Required[int | None]
     """Length of the longest segment, in letters of an alphabet; None for a single segment."""

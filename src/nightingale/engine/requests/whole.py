@@ -18,15 +18,20 @@ class ProgressMeter:
     """Estimates how much of a text is spoken from the chunks of its audio."""
 
     def __init__(self, chars: int) -> None:
-        self._chars, self._samples, self._rate_hz = max(1, chars), 0, CLOCKS.sample_rate_hz
-        self._before, self._segment, self._segment_start = 0, 0, 0
+        self._chars = max(1, chars)
+        self._samples = 0
+        self._rate_hz = CLOCKS.sample_rate_hz
+        self._before = 0
+        self._segment = 0
+        self._segment_start = 0
         """Characters of the finished segments and of the present one, and the sample that it begins with."""
 
     def add(self, chunk: AudioChunk) -> SpeechProgress:
         """Count a chunk and return the progress after it."""
         if chunk.begins is not None:
             self._before += self._segment
-            self._segment, self._segment_start = len(chunk.begins.text), self._samples
+            self._segment = len(chunk.begins.text)
+            self._segment_start = self._samples
         self._samples += len(chunk.samples)
         start_s = self._segment_start / self._rate_hz
         chars_per_s = self._before / start_s if self._before and start_s else CHARS_PER_S
