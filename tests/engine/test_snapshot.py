@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -129,3 +129,14 @@ def test_an_engine_reads_the_clock_that_it_is_given(noise_model: Model) -> None:
     times_s = [timing.opened_s, timing.admitted_s, timing.first_audio_s, timing.ended_s]
     assert times_s == sorted(times_s)
     assert all(time_s.is_integer() for time_s in times_s)
+
+
+def test_a_closed_engine_has_no_requests(noise_model: Model) -> None:
+    engine = open_engine(noise_model.with_defaults(max_new_tokens=400), replace(BALANCED, slots=1))
+    sessions = [engine.open_session({"seed": seed}) for seed in range(3)]
+    for session in sessions:
+        text = segment_text(noise_model.frontend, "Hello there. " * 50, None, split_chars=60)
+        engine.worker.submit(session, SegmentQueue(text))
+    engine.close()
+    assert engine.worker.occupancy.waiting == engine.worker.occupancy.speaking == 0
+    assert [session.place for session in sessions[1:]] == [None, None]

@@ -174,6 +174,8 @@ class Worker:
                 self._stopped = True
                 jobs = list(self._jobs.values())
                 self._jobs.clear()
+                self.scheduler.waiting.clear()
+                self.scheduler.running.clear()
             for job in jobs:
                 job.session.end(reason)
 

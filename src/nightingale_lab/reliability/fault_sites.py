@@ -100,7 +100,9 @@ SITES = (
     ),
     Site(name="renderer: decoder_busy", find=lambda tts: (_worker(tts).renderer, "decoder_busy")),
     Site(name="tokenizer", find=lambda tts: (tts._model.frontend.tokenizer, "encode"), calls=4),
-    Site(name="watermark", find=lambda tts: (tts._engine, "_marks"), kinds=("mark error", "mark nan"), calls=3),
+    Site(
+        name="watermark", find=lambda tts: (tts._engine, "_marks"), kinds=("mark error", "mark nan"), calls=3
+    ),
     Site(
         name="cloning: encoders",
         find=lambda _: (NoiseEncoders, "speaker"),
