@@ -16,12 +16,7 @@ from nightingale.engine.load import Model
 from nightingale.engine.monotonic_clock import Clock, system_clock
 from nightingale.engine.no_decoder import NoDecoder
 from nightingale.engine.rendering.word_timer import check_timing
-from nightingale.engine.requests.controls import (
-    TEXT_OPTIONS,
-    RequestOptions,
-    build_request,
-    check_request,
-)
+from nightingale.engine.requests.controls import TEXT_OPTIONS, RequestOptions, build_request, check_request
 from nightingale.engine.session import Request, Session
 from nightingale.engine.stream_capacity import MaxStreams
 from nightingale.engine.voice_lookup import VoiceResolver
@@ -92,11 +87,8 @@ def open_engine(
 ) -> Engine:
     """Choose the backends of a model, open them, and return the engine. Its thread starts with the first request.
 
-    Args:
-        model: The model, whose weights are read here.
-        profile: A profile or its name; None is the model's default.
-        device, dtype, max_streams, watermark: As `TTS` takes them.
-        plan: The backends, if they were chosen already.
+    The arguments are those of `TTS.over`, and:
+
         speaks: False to convert recordings only, without T3.
         clock: The clock that everything in the engine reads.
     """

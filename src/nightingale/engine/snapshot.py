@@ -18,14 +18,12 @@ class StreamSnapshot(NamedTuple):
     plays: bool
     """False if its audio is wanted as a whole."""
     has_started: bool
-    """True after its first segment was begun."""
     is_new: bool
     """True until its first block was given to the renderer."""
     is_parked: bool
     """True while it waits for text or for its listener, without a slot."""
     is_decoding: bool
     has_utterance: bool
-    """True while a segment of it is synthesized."""
     is_rendering: bool
     """True if that segment will still have blocks to render."""
     needs_more: bool

@@ -262,14 +262,10 @@ class TTS:
         try:
             for text in texts:
                 if len(opened) == self.at_once:
-                    with raising_memory_full():
-                        audio = join(opened.popleft())
-                    yield audio
+                    yield join(opened.popleft())
                 opened.append(self._open_whole(text, request))
             while opened:
-                with raising_memory_full():
-                    audio = join(opened.popleft())
-                yield audio
+                yield join(opened.popleft())
         finally:
             for session in opened:
                 session.cancel()

@@ -189,10 +189,11 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            admitted = self._admit()
-            if admitted is None:
-                break
-            request, slot, snapshot = admitted
+            with self._changed:
+                if (admitted := self._next_request()) is None:
+                    break
+                request, snapshot = admitted
+                slot = self.scheduler.admit(request)
             self._guarded(request, self._start, request, slot, snapshot)
         self._decode()
         snapshot = self._snapshot()
@@ -207,7 +208,7 @@ class Worker:
             self._guarded(request, self._advance, request)
 
     def _has_work(self) -> bool:
-        busy = self._ready or self._in_flight or self._can_admit()
+        busy = self._ready or self._in_flight or self._next_request() is not None
         return bool(busy) or bool(self._decodable()) or self._has_changes()
 
     def _has_changes(self) -> bool:
@@ -226,18 +227,13 @@ class Worker:
                 self._continue(request, job)
             job.changed()  # what other threads change is seen once a step
 
-    def _can_admit(self) -> bool:
-        """Return whether a request can be given a slot. The caller holds the lock."""
-        return self.scheduler.can_admit and self._admission.next_request(self._snapshot()) is not None
-
-    def _admit(self) -> tuple[int, int, EngineSnapshot] | None:
-        """Give the next request a slot; return both and what it was decided from. None if it must wait."""
-        with self._changed:
-            if not self.scheduler.can_admit:
-                return None
-            snapshot = self._snapshot()
-            request = self._admission.next_request(snapshot)
-            return None if request is None else (request, self.scheduler.admit(request), snapshot)
+    def _next_request(self) -> tuple[int, EngineSnapshot] | None:
+        """Return the request that can be given a slot, and what it was decided from. The caller holds the lock."""
+        if not self.scheduler.can_admit:
+            return None
+        snapshot = self._snapshot()
+        request = self._admission.next_request(snapshot)
+        return None if request is None else (request, snapshot)
 
     def _start(self, request: int, slot: int, snapshot: EngineSnapshot) -> None:
         """Prefill the prompt of a request's next segment."""
@@ -384,7 +380,7 @@ class Worker:
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            if self._decoded or self._can_admit() or self._has_changes():
+            if self._decoded or self._next_request() is not None or self._has_changes():
                 return True
         snapshot = self._snapshot()
         if self._held_s() == 0.0 or self._rows_to_decode(snapshot):

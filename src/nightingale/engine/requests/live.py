@@ -154,11 +154,7 @@ class LiveSession(LiveRequest):
     def _enqueue(self, texts: list[str]) -> None:
         for text in texts:
             for segment in self._segmenter.segment(
-                text,
-                split_chars=self._split_chars,
-                fill=True,
-                continues=True,
-                max_chars=self._max_chars,
+                text, split_chars=self._split_chars, fill=True, continues=True, max_chars=self._max_chars
             ):
                 self._segments.add(segment)
         if texts:

@@ -9,6 +9,7 @@ import numpy as np
 from nightingale.clocks import CLOCKS
 from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import CHARS_PER_S
+from nightingale.errors import raising_memory_full
 from nightingale.types import Audio, AudioChunk, SpeechProgress
 
 OnProgress = Callable[[SpeechProgress], None]
@@ -67,6 +68,7 @@ def progress_of(spoken: Sequence[Audio], texts: int) -> SpeechProgress:
     return SpeechProgress(fraction=done / texts, audio_seconds=seconds, texts_done=done)
 
 
+@raising_memory_full()
 def join(session: Session, chars: int = 0, on_progress: OnProgress | None = None) -> Audio:
     """Return the whole audio of a session, and report progress through a text of `chars` characters."""
     try:
