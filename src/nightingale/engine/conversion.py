@@ -283,6 +283,10 @@ class LiveConversion(LiveRequest):
             self._segments.closed = True
             self._wake()
 
+    def cancel(self) -> None:
+        """Stop, and drop audio that was not read yet."""
+        self._session.cancel()
+
     def ready_chunks(self) -> Iterator[AudioChunk]:
         """Yield the audio that is there, without waiting for more."""
         with suppress(EOFError):

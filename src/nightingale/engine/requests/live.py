@@ -48,7 +48,10 @@ class RequestHandle:
 
 
 class Stream(RequestHandle, Iterator[AudioChunk]):
-    """Iterate over audio chunks while they are generated. Closing the stream cancels the request."""
+    """Iterate over audio chunks while they are generated.
+
+    Closing the stream, or dropping the last reference to it, cancels the request.
+    """
 
     def __init__(self, session: Session, owner: object) -> None:
         """Read from `session`, and keep its `owner`, the engine, alive meanwhile."""
@@ -95,10 +98,6 @@ class LiveRequest(RequestHandle):
         self._wake = wake
         self._owner = owner
 
-    def cancel(self) -> None:
-        """Stop speaking and drop audio that was not read yet."""
-        self._session.cancel()
-
     def __iter__(self) -> Iterator[AudioChunk]:
         yield from self._session.chunks()  # a generator, which keeps the request alive while it is read
 
@@ -106,11 +105,14 @@ class LiveRequest(RequestHandle):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cancel()
+        self._session.cancel()
 
 
 class LiveSession(LiveRequest):
-    """A request whose text still arrives."""
+    """A request whose text still arrives. Iterating over it yields audio until the pushed text is spoken.
+
+    Dropping the last reference to it cancels the request.
+    """
 
     def __init__(
         self,
@@ -150,6 +152,10 @@ class LiveSession(LiveRequest):
         finally:  # the text is complete, even if the last of it is refused
             self._segments.closed = True
             self._wake()
+
+    def cancel(self) -> None:
+        """Stop speaking and drop audio that was not read yet."""
+        self._session.cancel()
 
     def _enqueue(self, texts: list[str]) -> None:
         for text in texts:
