@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
+from cpu_time import cpu_seconds
 
 from nightingale.audio.loudness import integrated_loudness, normalize_loudness
 
@@ -48,6 +48,4 @@ def test_a_clip_of_many_stretches_is_as_loud_as_one_of_its_periods():
 
 def test_ten_seconds_are_measured_in_well_under_a_second(clip):
     wav = clip(10.0, 24_000)
-    start = time.process_time()
-    integrated_loudness(wav, 24_000)
-    assert time.process_time() - start < 0.3
+    assert cpu_seconds(lambda: integrated_loudness(wav, 24_000), rounds=3) < 0.3

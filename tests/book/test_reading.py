@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from cpu_time import cpu_seconds
 from sample_books import METADATA, write_epub
 from typer.testing import CliRunner, Result
 
@@ -283,9 +283,8 @@ def test_damaged_books_are_read_or_refused_and_never_crash() -> None:
 
 def test_a_document_that_opens_tags_without_end_is_read() -> None:
     body = "<p>First.</p>" + "<b>" * 100_000 + "<p>Last."
-    started = time.perf_counter()
+    assert cpu_seconds(lambda: spoken_html(body)) < 20
     assert spoken_html(body) == "First. Last."
-    assert time.perf_counter() - started < 20
 
 
 def test_a_book_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,9 +312,8 @@ def test_overload_is_rejected_with_a_retry_time(small: Callable[..., TTS]) -> No
             alone = (await speak()).content
             pending = [asyncio.create_task(speak()) for _ in range(24)]
             await asyncio.sleep(0.2)
-            began = time.monotonic()
             assert (await client.get(f"{server.http}/health")).status_code == 200
-            assert time.monotonic() - began < 1.0
+            assert not all(speaking.done() for speaking in pending), "health waited for the requests"
             answers = await asyncio.gather(*pending)
             served = [answer for answer in answers if answer.status_code == 200]
             rejected = [answer for answer in answers if answer.status_code == 429]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -344,9 +343,7 @@ def test_turns_of_two_sockets_are_decoded_together(server: LiveServer) -> None:
     with connect(server.ws + PATH) as one, connect(server.ws + PATH) as two:
         send(one, "input_text.append", text=LONG)
         receive(one, "speech.audio.start")
-        started = time.monotonic()
         send(two, "input_text.append", text="Hello.")
         send(two, "input_text.end")
         receive(two, "speech.audio.done")
-        assert time.monotonic() - started < 10
         assert server.service.metrics.active == 1, "the second turn waited for the first"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from num2words import num2words
@@ -76,10 +76,9 @@ REPEATED = [
 @pytest.mark.parametrize("unit", REPEATED)
 def test_ten_thousand_repeated_characters_take_less_than_a_second(unit: str) -> None:
     text = (unit * 10_000)[:10_000]
-    start_s = time.process_time()
-    said = normalize(text)
-    assert time.process_time() - start_s < 1.0
-    assert PLAIN.fullmatch(said)
+    said: list[str] = []
+    assert cpu_seconds(lambda: said.append(normalize(text))) < 1.0
+    assert PLAIN.fullmatch(said[0])
 
 
 @EVERY

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import random
 import re
-import time
+from functools import partial
 from pathlib import Path
 from unicodedata import category
 from unicodedata import normalize as normalize_unicode
 
 import pytest
+from cpu_time import cpu_seconds
 
 from nightingale.text.languages import LANGUAGES
 from nightingale.text.multilingual import normalize
@@ -122,7 +123,6 @@ def test_no_text_fails_or_takes_long() -> None:
     for code in CODES:
         for _ in range(30):
             assert isinstance(normalize("".join(rng.choices(alphabet, k=40)), code), str)
-    started = time.perf_counter()
     for text in (
         "1" * 20_000,
         "1 111 " * 4000,
@@ -133,8 +133,7 @@ def test_no_text_fails_or_takes_long() -> None:
         "1,5 € " * 300,
     ):
         for code in ("de", "ru", "zh"):
-            normalize(text, code)
-    assert time.perf_counter() - started < 15  # 1 s alone
+            assert cpu_seconds(partial(normalize, text, code)) < 2  # 1 s for all of them on an idle machine
 
 
 def test_languages_without_a_table_are_left_as_they_are() -> None:

@@ -164,7 +164,7 @@ def test_a_voice_that_was_not_used_before_is_compared_with_one_that_was(
             seen.add(voice.content_hash)
 
             def sound() -> Iterator[float]:
-                time.sleep(0.05 if new else 0.01)
+                time.sleep(0.3 if new else 0.0)
                 yield 0.5
 
             return sound(), Details
@@ -174,7 +174,7 @@ def test_a_voice_that_was_not_used_before_is_compared_with_one_that_was(
     monkeypatch.setattr(voices, "memory_now_mb", lambda: {"memory_mb": 100.0 + 16.0 * len(seen)})
     voice = random_voice(tiny_preset(PRESETS["turbo"]))
     row = new_voice_cost(target_for, [derived_voice(voice, n) for n in range(4)], "a", voice)
-    assert 30 < row["extra_ms"] < 500  # 40 on an idle machine
+    assert row["extra_ms"] > 100  # 300 on an idle machine
     assert row["kept_mb_per_voice"] == 16.0
     assert memory_now_mb()["memory_mb"] > 10
 
