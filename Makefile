@@ -29,7 +29,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test smoke walk nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock image-lock cluster executorch coreml audit release-check bench-check docs clean
+.PHONY: help say serve test test-rest test-all smoke walk nightly soak fuzz check site format parity upstream-env judges browser contract contract-lock image-lock cluster executorch coreml audit release-check bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,14 @@ say: $(INSTALLED) ## install, then speak TEXT to OUT (hello.wav)
 serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 	$(BIN)/nightingale serve
 
-test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
-	$(PYTEST_PARALLEL) $(TESTS)
+test: $(INSTALLED_DEV) ## install what tests need, then test the product (TESTS=path for all tests of a path)
+	$(PYTEST_PARALLEL) $(or $(TESTS),--suite=product)
+
+test-rest: $(INSTALLED_DEV) ## run what `make test` and `make check` leave out: tests of the lab, and thorough ones
+	$(PYTEST_PARALLEL) --suite=rest
+
+test-all: $(INSTALLED_DEV) ## run every test that needs no network, no GPU and no other program
+	$(PYTEST_PARALLEL) --suite=all
 
 smoke: $(INSTALLED_SERVER) ## speak and serve with wren as a new user does, on any system, without PyTorch
 	$(BIN)/python tools/smoke.py

@@ -1,4 +1,8 @@
-"""Fixtures of all tests: a home folder of their own, and the model "noise", which needs no PyTorch."""
+"""Fixtures of all tests: a home folder of their own, and the model "noise", which needs no PyTorch.
+
+`--suite` chooses tests: `make test` and `make test-rest` use it. Together with `make check`, which runs
+`tests/project`, they run every test once.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,14 @@ if TYPE_CHECKING:
     from nightingale.engine.load import Model
 
 BRIEF_TOKENS = 6
+LAB = Path(__file__).parent / "lab"
+RULES = Path(__file__).parent / "project"
+SUITES = {
+    "product": "without the lab, the rules of the repository, and tests that are marked thorough",
+    "rest": "the lab, and tests that are marked thorough",
+    "all": "everything",
+}
+"""What `--suite` can be, and which tests it runs."""
 
 # Triton decides when a kernel is defined whether it is compiled or interpreted. Tests of any folder may be the
 # first in a process to import one, so this is set before all of them.
@@ -30,6 +42,29 @@ with suppress(ImportError):  # the environments of other projects' clients have 
     # An example may take any time: on a busy machine they do.
     settings.register_profile("suite", deadline=None)
     settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    meaning = "; ".join(f"{name}: {which}" for name, which in SUITES.items())
+    parser.addoption("--suite", choices=tuple(SUITES), default="all", help=meaning)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out folders as a whole: reading their modules takes a while."""
+    left_out = {"product": (LAB, RULES), "rest": (RULES,), "all": ()}[config.getoption("--suite")]
+    return True if collection_path in left_out else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    suite = config.getoption("--suite")
+    if suite == "all":
+        return
+    chosen, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        in_rest = LAB in item.path.parents or item.get_closest_marker("thorough") is not None
+        (chosen if in_rest == (suite == "rest") else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True)

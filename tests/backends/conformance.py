@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from tiny_torch import TINY_PRESET, seeded
 from tiny_wren import TINY_VOCODER, TINY_VOCODER_GRAPH
@@ -287,6 +288,18 @@ def streams(counts: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
 
 DECODERS = [case for case in ALL_DECODERS if runs_here("decoder", case) is None]
 RENDERERS = [case for case in ALL_RENDERERS if runs_here("renderer", case) is None]
+SIMILAR = {Case("mlx", "bfloat16"), Case("mlx", "float16"), Case("mlx", "int8"), Case("mlx", "int4")}
+"""Cases that run the code of MLX in float32 with other layers: `make test` leaves them to `make test-rest`."""
+
+
+def as_parameters(cases: Sequence[Case]) -> list[Any]:
+    """Return the values of `pytest.mark.parametrize` for cases."""
+    return [
+        pytest.param(case, id=str(case), marks=[pytest.mark.thorough] if case in SIMILAR else [])
+        for case in cases
+    ]
+
+
 UNSUPPORTED = [
     (role, case)
     for role, cases in (("decoder", ALL_DECODERS), ("renderer", ALL_RENDERERS))

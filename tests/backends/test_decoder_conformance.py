@@ -16,6 +16,7 @@ from backends.conformance import (
     SLOTS,
     Case,
     Driver,
+    as_parameters,
     decoding_of,
     open_decoder,
     source_of,
@@ -45,7 +46,7 @@ def cases(*, networks: bool = False, float32: bool = False, logits: bool = False
         and not (float32 and not case.exact)
         and not (logits and case.backend in ("cuda", "mlx"))
     ]
-    return pytest.mark.parametrize("case", chosen, ids=str)
+    return pytest.mark.parametrize("case", as_parameters(chosen))
 
 
 families = pytest.mark.parametrize("family", FAMILIES)

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends.conformance import RENDERERS, Case, rendered_family, setup_for, source_of, streams, voice_of
+from backends.conformance import (
+    RENDERERS,
+    Case,
+    as_parameters,
+    rendered_family,
+    setup_for,
+    source_of,
+    streams,
+    voice_of,
+)
 
 from nightingale.backends.base import Block, Renderer, RenderStream
 from nightingale.backends.profiles import PROFILES
@@ -20,7 +29,7 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.05, "int8": 0.05}
 """Largest difference of two ways to the same samples, by precision; full scale is 1. A vocoder with random
 weights amplifies rounding."""
 
-renderers = pytest.mark.parametrize("case", RENDERERS, ids=str)
+renderers = pytest.mark.parametrize("case", as_parameters(RENDERERS))
 
 
 def opened(case: Case, family: str, **changes: Any) -> Renderer:
@@ -96,7 +105,7 @@ def test_a_whole_segment_has_the_bits_of_the_reference(family: str) -> None:
     assert np.array_equal(render(renderer, renderer.open(voice, seed=3), tokens, wanted=TOKENS), expected)
 
 
-@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend not in ("onnx", "noise")], ids=str)
+@pytest.mark.parametrize("case", as_parameters([c for c in RENDERERS if c.backend not in ("onnx", "noise")]))
 def test_the_number_of_flow_steps_is_the_profiles(case: Case) -> None:
     (tokens,) = streams([TOKENS])
     family = rendered_family(case)

@@ -168,6 +168,7 @@ def test_a_read_along_epub_joins_text_and_audio() -> None:
     assert [chapter["title"] for chapter in listed["chapters"]] == ["one", "two", "three"]
 
 
+@pytest.mark.thorough
 def test_a_book_with_258_chapters_keeps_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kind of chapter mark in MP4 ends at 255; the other has no limit."""
     for name in ("HEAD_MS", "TAIL_MS"):

@@ -101,6 +101,7 @@ def test_a_text_with_a_hyphen_is_explained(text: str) -> None:
     assert run("say", *NOISE, "--", text).exit_code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_models_and_voices(shell: str) -> None:
     def complete(*words: str) -> str:

@@ -151,6 +151,7 @@ def test_a_code_page_without_our_characters_stops_no_command(code_page: str, tmp
     assert r"\u" in printed.decode(code_page)  # a character that the code page lacks
 
 
+@pytest.mark.thorough
 def test_json_is_the_same_in_every_code_page(tmp_path: Path) -> None:
     command = ("say", "Grüße, 你好 – €5.", "-q", "--json", "--seed", "1", "-o", "said.wav")
     printed = [
@@ -161,6 +162,7 @@ def test_json_is_the_same_in_every_code_page(tmp_path: Path) -> None:
     assert printed[0]["warnings"] == printed[1]["warnings"]
 
 
+@pytest.mark.thorough
 def test_line_ends_and_marks_of_windows_do_not_change_speech(tmp_path: Path) -> None:
     options = ("-q", "--json", "--seed", "1", "-o", "said.wav")
     (tmp_path / "unix.txt").write_bytes(b"Good morning.\n\nHow are you?\n")

@@ -60,6 +60,8 @@ loaded = [name for name, module in sys.modules.items() if name.split(".")[0] == 
 assert not loaded, loaded
 """
 
+THOROUGH_PROFILES = [pytest.param(name, marks=pytest.mark.thorough) for name in ("exact", "fast")]
+
 
 def run(script: str, profile: str, folder: Path) -> str:
     """Run a script and return what it wrote to stderr."""
@@ -71,7 +73,7 @@ def run(script: str, profile: str, folder: Path) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("profile", ["exact", "balanced", "fast"])
+@pytest.mark.parametrize("profile", ["balanced", *THOROUGH_PROFILES])
 def test_wren_speaks_streams_clones_converts_and_serves_without_torch(profile: str, tmp_path: Path) -> None:
     told = run(BLOCK_TORCH + SPEAK + CLONE + SERVE, profile, tmp_path)
     assert soundfile.info(tmp_path / "said.wav").duration > 0.5
@@ -79,7 +81,7 @@ def test_wren_speaks_streams_clones_converts_and_serves_without_torch(profile: s
     assert told.count("onnx float32 is used, not torch float32") == (2 if profile == "exact" else 0)
 
 
-@pytest.mark.parametrize("profile", ["balanced", "fast"])
+@pytest.mark.parametrize("profile", ["balanced", THOROUGH_PROFILES[1]])
 def test_installed_torch_is_not_imported_for_wren(profile: str, tmp_path: Path) -> None:
     run(SPEAK + CLONE, profile, tmp_path)
 

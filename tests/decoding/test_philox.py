@@ -127,6 +127,7 @@ def test_every_word_gives_a_finite_normal(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.abs(values).max() == pytest.approx(math.sqrt(2 * 33 * math.log(2)), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_samples_follow_the_probabilities() -> None:
     """20,000 samples: chi-square with 7 degrees of freedom, 1 in 10,000."""
     logits = np.array([1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, 2.0], np.float32)

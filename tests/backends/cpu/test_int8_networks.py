@@ -312,6 +312,7 @@ def test_a_convolution_over_rows_matches_the_reference(
     assert 0 < rms_error(got, layer(x)) < 0.02
 
 
+@pytest.mark.thorough
 def test_larger_tiles_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of the size of AVX-512, with the instructions of this machine."""
     q, k, v = (noise(1, 2, 70, 64) for _ in range(3))

@@ -14,6 +14,8 @@ from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows
 from nightingale.models.chatterbox.s3gen.flow import Flow
 
+pytestmark = pytest.mark.thorough  # Triton's interpreter takes seconds for a kernel
+
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 

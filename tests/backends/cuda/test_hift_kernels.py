@@ -18,6 +18,8 @@ from nightingale.backends.cuda.bucketed_vocoder import BucketedVocoder
 from nightingale.models.chatterbox.hift.config import HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 
+pytestmark = pytest.mark.thorough  # Triton's interpreter takes seconds for a kernel
+
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 

@@ -18,6 +18,8 @@ from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
 
+pytestmark = pytest.mark.thorough  # Triton's interpreter takes seconds for a kernel
+
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 VOCAB = 6600

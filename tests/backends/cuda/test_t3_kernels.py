@@ -25,7 +25,10 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 MODES: tuple[GraphMode, ...] = ("graph", "eager")
 # An interpreted exp overflows with a warning; a compiled one without.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+    pytest.mark.thorough,  # Triton's interpreter takes seconds for a kernel
+]
 
 
 @pytest.mark.parametrize("name", ["multilingual", "turbo", "wren"])

@@ -181,6 +181,7 @@ def test_steps_write_into_the_kv_cache_in_place() -> None:
         assert mx.get_peak_memory() - before < keys / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", LOGIT_ERROR)
 def test_lower_precisions_of_trained_weights_stay_near_float32(precision: str) -> None:
     assert 1e-5 < logit_error(precision) < LOGIT_ERROR[precision]
@@ -197,6 +198,7 @@ def test_quantized_layers_decode_every_family(family: str, precision: str) -> No
     assert (layer.qkv.bits, layer.down.bits) == ((8, 8) if precision == "int8" else (4, 6))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("few", "many"), [(5, 25), pytest.param(20, 200, marks=pytest.mark.slow)], ids=["25", "200"]
 )

@@ -42,6 +42,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: set[i
     monkeypatch.setattr(owner, name, call)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("batched", "call"), [(True, 2), (False, 5)])
 @pytest.mark.parametrize("where", [(StaticDecodeLoop, "launch"), (TokenBlock, "take")])
 def test_a_step_that_fails_once_changes_no_token(
