@@ -80,9 +80,9 @@ format: $(INSTALLED_DEV) ## mend what ruff can mend
 parity: $(VENV_PYTHON) ## compare every stage with upstream chatterbox-tts, in an environment of its own (PARITY="--family nano")
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.parity $(PARITY)
 
-upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages for `--upstream DIR` of benchmarks/cpu.py and gpu_engine.py
+upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages for `--upstream DIR` of the benchmarks cpu and gpu_engine
 	@test -n "$(DIR)" || { echo "Name a folder: make upstream-env DIR=upstream" >&2; exit 1; }
-	$(BIN)/python benchmarks/upstream_env.py "$(DIR)"
+	$(BIN)/python -m nightingale_lab.bench upstream_env "$(DIR)"
 
 judges: $(VENV_PYTHON) ## get the recognizers and quality models that score speech (.venv-judges, 1.8 GB)
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install

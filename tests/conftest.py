@@ -29,7 +29,7 @@ SUITES = {
     "rest": "the lab, and tests that are marked thorough",
     "all": "everything",
 }
-"""What `--suite` can be, and which tests it runs."""
+"""The values of `--suite`, and the tests that each runs."""
 
 # Triton decides when a kernel is defined whether it is compiled or interpreted. Tests of any folder may be the
 # first in a process to import one, so this is set before all of them.

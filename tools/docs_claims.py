@@ -10,9 +10,15 @@ from nightingale_lab.bench.store import commit_label
 BENCH, WREN = "nightingale bench -m wren --table", "python -m nightingale_lab.bench.wren --parts"
 DEFAULT, VOICES, QUESTIONS = f"{WREN} default", f"{WREN} voices --per-voice 10", f"{WREN} questions"
 HARD, VARIED = f"{WREN} hard --teachers", f"{WREN} varied --teachers"
-PEERS, JUDGED = "nightingale bench --peer all", "python benchmarks/peer_quality.py"
-GPU, CPU = "python benchmarks/gpu_engine.py --upstream DIR", "python benchmarks/cpu.py --upstream DIR"
-ENGINE, SERVER = "python benchmarks/engine.py", "python benchmarks/server.py --model wren --profile"
+PEERS, JUDGED = "nightingale bench --peer all", "python -m nightingale_lab.bench peer_quality"
+GPU, CPU = (
+    "python -m nightingale_lab.bench gpu_engine --upstream DIR",
+    "python -m nightingale_lab.bench cpu --upstream DIR",
+)
+ENGINE, SERVER = (
+    "python -m nightingale_lab.bench engine",
+    "python -m nightingale_lab.bench server --model wren --profile",
+)
 EXACT, BALANCED = f"{SERVER} exact", f"{SERVER} balanced"
 
 CLAIMS: dict[str, list[tuple[str, str, str, str]]] = {

@@ -22,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PUBLISHED = ROOT / "benchmarks" / "published.json"
 MARK = re.compile(r"<!--([a-z][\w.-]*)-->(.*?)<!---->")
 SECONDS_OF_102_TOKENS = 102 / 25
-"""The utterance of benchmarks/gpu_engine.py and cpu.py: 102 speech tokens, 25 to a second."""
+"""The utterance of the benchmarks gpu_engine and cpu: 102 speech tokens, 25 to a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
         for who in ("hibari", "kokoro", "piper")
         for name, column, form in (("rtf", "rtf_p50", "{:.3f}"), ("first-audio-ms", "ttfa_ms_p50", "{:,.0f}"))
     },
-    # python benchmarks/gpu_engine.py: random weights of full size
+    # python -m nightingale_lab.bench gpu_engine: random weights of full size
     "gpu.sentence-ms": _gpu("default profile: sentence, ms", "{:.0f}"),
     "gpu.rtf": _gpu("default profile: sentence, ms", "{:.3f}", scale=_PER_S),
     "gpu.default-first-audio-ms": _gpu("default profile: first audio of 3 sentences, ms", "{:.0f}"),
@@ -167,14 +167,14 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "gpu.64-block-stalled": _gpu("64 listeners, own voices, block: listeners with underruns", "{:.0f}"),
     "gpu.most-listeners": _gpu("most listeners, block, together", "{:.0f}"),
     "gpu.turbo-most-listeners": _gpu("Turbo: most listeners, block, together", "{:.0f}"),
-    # python benchmarks/cpu.py, on the ARM machine
+    # python -m nightingale_lab.bench cpu, on the ARM machine
     "cpu.multilingual-rtf": _arm("table>multilingual, 10 guided steps, real-time factor", "{:.2f}"),
     "cpu.multilingual-meanflow-rtf": _arm("table>multilingual + s3gen=meanflow, real-time factor", "{:.2f}"),
     "cpu.nano-rtf": _arm("table>Nano, real-time factor", "{:.2f}"),
     "cpu.multilingual-speed-up": _arm("table>speed-up over upstream: multilingual", "{:.1f}"),
     "cpu.nano-speed-up": _arm("table>speed-up over upstream: Nano", "{:.1f}"),
     "cpu.multilingual-memory-gib": _arm("table>peak memory, multilingual, GiB", "{:.1f}"),
-    # python benchmarks/engine.py and server.py
+    # python -m nightingale_lab.bench engine and server.py
     "engine.overhead": lambda: stored("engine", "engine_over_bare", "{:.2f}"),
     "engine.ten-together": lambda: stored("engine", "ten_together_over_ten_in_a_row", "{:.2f}"),
     "engine.ten-together-fastest": lambda: stored("engine", "granted_together_over_in_a_row", "{:.2f}"),
@@ -190,7 +190,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     ),
     "server.overload-served": lambda: stored("server", "overload>statuses>200", "{:,}", profile="exact"),
     "server.overload-rejected": lambda: stored("server", "overload>statuses>429", "{:,}", profile="exact"),
-    # python benchmarks/peer_quality.py
+    # python -m nightingale_lab.bench peer_quality
     **{
         f"{who}.{name}": _judged(who, path, form, scale)
         for who in ("hibari", "kokoro", "piper")

@@ -26,6 +26,7 @@ from nightingale_lab.bench.report import cluster_tables, conversion_table, markd
 from nightingale_lab.bench.store import read_lines
 
 ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "src" / "nightingale_lab" / "bench" / "programs"
 WIDTH = 100
 
 
@@ -66,11 +67,11 @@ file is also read again without a signal when it changes."""
 
 
 def constant(script: str, name: str) -> Any:
-    """A literal of a benchmark script, without running it."""
-    for node in ast.parse((ROOT / "benchmarks" / script).read_text(encoding="utf-8")).body:
+    """A literal of a benchmark, without importing it."""
+    for node in ast.parse((PROGRAMS / script).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(getattr(to, "id", "") == name for to in node.targets):
             return ast.literal_eval(node.value)
-    raise LookupError(f"no {name} in benchmarks/{script}")
+    raise LookupError(f"no {name} in {PROGRAMS / script}")
 
 
 def performance(results: Path = ROOT / "benchmarks" / "results") -> str:

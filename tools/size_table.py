@@ -16,7 +16,7 @@ BACKENDS = f"{PRODUCT}backends/"
 KERNELS = f"{BACKENDS}cpu/kernels/"
 OUTSIDE = (BACKENDS, f"{PRODUCT}export/")
 """Folders that write networks, sampling and random numbers again, outside their definition, apart from `KERNELS`."""
-LAB = ("src/nightingale_lab/", "benchmarks/", "tools/")
+LAB = ("src/nightingale_lab/", "tools/")
 OTHER_NETWORKS = "src/nightingale_lab/train/teachers/"
 """Networks of other projects, which have trunks of their own."""
 TRUNK = (
@@ -66,7 +66,7 @@ def table(root: Path = ROOT) -> list[tuple[str, int]]:
         ("Python lines, src/nightingale", count_lines(root, paths, PRODUCT)),
         ("of which backends without cpu/kernels, and export", count_lines(root, paths, OUTSIDE, KERNELS)),
         *((f"  {name}", count_lines(root, paths, name, KERNELS)) for name in parts(paths)),
-        ("Python lines, lab + benchmarks + tools", count_lines(root, paths, LAB)),
+        ("Python lines, lab + tools", count_lines(root, paths, LAB)),
         ("Python lines, tests", count_lines(root, paths, "tests/")),
         ("pages of documentation", sum(path.startswith("docs/") and path.endswith(".md") for path in paths)),
         ("files that define HiFT's trunk", len(trunks)),

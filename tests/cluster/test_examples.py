@@ -124,7 +124,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0" * 64)
     environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "benchmarks/cluster.py", "--tiny"]
+    command = [sys.executable, "-m", "nightingale_lab.bench", "cluster", "--tiny"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     result = json.loads(ended.stdout.splitlines()[-1])

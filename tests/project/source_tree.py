@@ -18,7 +18,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
-FOLDERS = ("src", "tests", "benchmarks", "tools", "parity")
+FOLDERS = ("src", "tests", "tools", "parity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,10 @@ GLOBAL_SEEDS = {
     "numpy.random.seed",
 }
 # Programs of their own may seed the process: training (machines that train lack what cli/ needs), and the
-# comparison with upstream, whose networks use the global generator.
-PROGRAMS = [SRC / "nightingale_lab" / name for name in ("train/__main__.py", "parity", "upstream")]
+# comparison with upstream, whose networks use the global generator; benchmarks choose their threads.
+PROGRAMS = [
+    SRC / "nightingale_lab" / name for name in ("train/__main__.py", "parity", "upstream", "bench/programs")
+]
 # It sets the thread count of its own threads only, as
 # tests/backends/torch/test_pipelined.py::test_a_threads_number_is_its_own shows.
 OWN_THREADS = SRC / "nightingale" / "backends" / "torch" / "devices.py"

@@ -18,7 +18,7 @@ OBJECT_STORE_BYTES: Final = 1 << 29
 """Shared memory of a Ray that is started here: text and results are small, audio goes to files."""
 VARIABLES: Final = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "nightingale.ray.proxy_middleware.middlewares",
-    # The next ones make the way to first audio shorter: benchmarks/cluster.py.
+    # The next ones make the way to first audio shorter: `python -m nightingale_lab.bench cluster`.
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",

@@ -27,7 +27,7 @@ from nightingale.audio.read import read_audio
 from nightingale.engine import TTS
 from nightingale.errors import ConfigError
 from nightingale.types import AudioChunk, Samples
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.clones import readers_in
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.quality import Ask, ask_with
@@ -232,7 +232,7 @@ def pair_row(
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
-    parser = script.parser(__doc__)
+    parser = runner.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--sentences", type=int, default=10, help="of each pair")
     parser.add_argument(
@@ -273,14 +273,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         measure = measure_readers if options.readers else measure_pairs
         result = measure(tts, options, folder, ask)
-    script.print_table(
+    runner.print_table(
         "Cosines of converted recordings",
         tuple(result["pairs"][0]),
         [tuple(row.values()) for row in result["pairs"]],
     )
     rows = [(name, rate["source"], rate["converted"]) for name, rate in result["wer"].items()]
-    script.print_table("Word error rates", ("recognizer", "source", "converted"), rows)
-    script.finish({**result, "live": options.live, "model": options.model or "wren"}, KIND, options)
+    runner.print_table("Word error rates", ("recognizer", "source", "converted"), rows)
+    runner.finish({**result, "live": options.live, "model": options.model or "wren"}, KIND, options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Time passes in steps. Listeners arrive by a trace, wait in one queue for a free place on any replica, and occupy it
 for as long as their answer plays; the router sends each request to the least loaded replica, so one queue for all is
 a fair picture. The number of replicas follows the policy of `nightingale.ray.autoscaling` with its delays, and a new
-replica takes requests when its model is loaded. `benchmarks/cluster.py` compares it with a real run.
+replica takes requests when its model is loaded. `python -m nightingale_lab.bench cluster` compares it with a real run.
 """
 
 from __future__ import annotations

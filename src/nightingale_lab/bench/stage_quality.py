@@ -40,7 +40,7 @@ from nightingale.errors import ConfigError
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 from nightingale_lab import reference
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.judges.score_folders import JUDGE, recordings, report
 from nightingale_lab.bench.peers.peer_list import KOKORO_VOICES
@@ -144,7 +144,7 @@ def table(scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[list[s
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
-    parser = script.parser(__doc__)
+    parser = runner.parser(__doc__)
     parser.add_argument("source", type=Path, help="a corpus, or the recordings and texts of one voice")
     parser.add_argument("--voices", default=",".join(KOKORO_VOICES), help="default: all of wren's")
     parser.add_argument("--clips", type=int, default=20, help="of each voice at most")
@@ -182,8 +182,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     path.write_bytes(wav_bytes(samples, CLOCKS.sample_rate_hz))
                 sys.stderr.write(f"\r{voice}: {number + 1}/{len(clips)}   ")
         scores = scores_of(folder, args.voices, ask)
-    script.print_table("Distill-MOS by stage", *table(scores))
-    script.finish({"kind": KIND, "profile": args.profile, "voices": scores}, KIND, args)
+    runner.print_table("Distill-MOS by stage", *table(scores))
+    runner.finish({"kind": KIND, "profile": args.profile, "voices": scores}, KIND, args)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,11 @@ def command() -> str:
     """Return the command line of this process, with the last part of paths only."""
     program, *arguments = sys.argv
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    if Path(program).name in ("nightingale", "__main__.py"):
+    module = main.name.removesuffix(".__main__") if main else None
+    if Path(program).name == "nightingale" or module == "nightingale":
         begin = "nightingale"
-    elif main is not None:
-        begin = f"python -m {main.name}"
+    elif module is not None:
+        begin = f"python -m {module}"
     else:
         path, root = Path(program).resolve(), checkout()
         begin = f"python {path.relative_to(root) if root and path.is_relative_to(root) else path.name}"

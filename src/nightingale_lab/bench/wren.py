@@ -41,7 +41,7 @@ from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine import TTS
 from nightingale_lab import reference
-from nightingale_lab.bench import clones, script
+from nightingale_lab.bench import clones, runner
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
@@ -181,7 +181,7 @@ def cold_start_s(model: Path | None) -> float:
 
 
 def parse(argv: Sequence[str] | None) -> Namespace:
-    parser = script.parser(__doc__)
+    parser = runner.parser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="default: the model in the package")
     parser.add_argument("--references", type=Path, help="recordings of the teacher's voices: <voice>*.wav")
     parser.add_argument("--readers", type=Path, help="recordings of people, one subfolder for each of them")
@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.stderr.write("\n")
     sys.stdout.write(f"{table(rows)}\n")
     if by_voice := distill_mos_rows(found):
-        script.print_table("Distill-MOS", DISTILL_MOS_HEAD, by_voice)
+        runner.print_table("Distill-MOS", DISTILL_MOS_HEAD, by_voice)
     result = {
         "kind": KIND,
         "parts": sorted(parts),
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         },
         "defective": [clip.report() for clip in found.varied.defective] if found.varied else None,
     }
-    script.finish(result, KIND, args)
+    runner.finish(result, KIND, args)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ misbehaves (fault_sites.py). Afterwards:
 - nothing is left: slots, KV cache rows, requests, streams, threads, file descriptors, temporary files.
 
 The engine has no worker processes: a killed process is the whole server's (its supervisor starts a new one) or a
-replica's on a Ray cluster (`python benchmarks/cluster.py --only kill`). The last line is JSON.
+replica's on a Ray cluster (`python -m nightingale_lab.bench cluster --only kill`). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from nightingale.errors import NightingaleError
 from nightingale.server.service import model_loading
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.reliability.fault_sites import SITES, Site, Trigger, planted
 
 RECOVERY_S = 5.0
@@ -307,19 +308,25 @@ def inject_faults(count: int, seed: int) -> dict[str, Any]:
                 os.environ.update({name: value} if value is not None else {})
 
 
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
+    count = 2 * sum(len(site.kinds) for site in SITES) if asked.tiny else asked.count
+    result = inject_faults(count, asked.seed)
+    runner.print_records("Faults", *result["rows"])
+    for problem in result["problems"]:
+        runner.report(str(problem))
+    runner.report(f"\n{result['problem_count']} problems in {result['seconds']} s")
+    return result
+
+
 def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    asked: argparse.Namespace = parser.parse_args()
-    if asked.tiny:
-        asked.count = 2 * sum(len(site.kinds) for site in SITES)
-    result = inject_faults(asked.count, asked.seed)
-    script.print_table("Faults", tuple(result["rows"][0]), [tuple(row.values()) for row in result["rows"]])
-    sys.stdout.write("".join(f"\n{problem}" for problem in result["problems"]))
-    sys.stdout.write(f"\n{result['problem_count']} problems in {result['seconds']} s\n")
-    script.finish(result, "faults", asked)
-    sys.exit(bool(result["problem_count"]))
+    runner.run(
+        __doc__,
+        "faults",
+        measure,
+        option("--count", type=int, default=1000),
+        option("--seed", type=int, default=0),
+        failed=lambda result: bool(result["problem_count"]),
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.reliability.fuzz_targets import FuzzTarget, targets
 from nightingale_lab.reliability.mutation import FuzzCorpus, LineTracer
 
@@ -124,16 +125,7 @@ def fuzz_targets(share: slice, asked: argparse.Namespace, folder: Path) -> dict[
             return {target.name: fuzz(target, tracer, asked.seconds, asked.seed, folder) for target in chosen}
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
-    parser.add_argument("--processes", type=int, default=1, help="targets that are fuzzed at the same time")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="a part of a target's name")
-    parser.add_argument("--found", type=Path, help="folder for the inputs of findings")
-    asked = parser.parse_args()
-    if asked.tiny:
-        asked.seconds = 0.5
+def fuzz_all(asked: argparse.Namespace) -> dict[str, Any]:
     folder = asked.found or Path(tempfile.mkdtemp(prefix="nightingale-findings-"))
     folder.mkdir(parents=True, exist_ok=True)
     rows: dict[str, dict[str, Any]] = {}
@@ -143,9 +135,23 @@ def main() -> None:
             rows |= found
     body = [(name, *row.values()) for name, row in rows.items()]
     head = ("target", "seconds", "inputs", "lines reached", "corpus", "slowest, s", "findings")
-    script.print_table("Fuzzing", head, body)
-    script.finish({"seed": asked.seed, "rows": rows}, "fuzz", asked)
-    sys.exit(any(row["findings"] for row in rows.values()))
+    runner.print_table("Fuzzing", head, body)
+    return {"seed": asked.seed, "rows": rows}
+
+
+def main() -> None:
+    runner.run(
+        __doc__,
+        "fuzz",
+        fuzz_all,
+        option("--seconds", type=float, default=600.0, help="for each target"),
+        option("--processes", type=int, default=1, help="targets that are fuzzed at the same time"),
+        option("--seed", type=int, default=0),
+        option("--only", help="a part of a target's name"),
+        option("--found", type=Path, help="folder for the inputs of findings"),
+        tiny={"seconds": 0.5},
+        failed=lambda result: any(row["findings"] for row in result["rows"].values()),
+    )
 
 
 if __name__ == "__main__":

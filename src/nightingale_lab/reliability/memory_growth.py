@@ -11,6 +11,7 @@ more: what the process keeps must not add up. The exit status is 1 if a check fa
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -21,7 +22,8 @@ from typing import Any
 
 import httpx
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
 from nightingale_lab.reliability.soak import least_usage, no_streams, wait_for
 from nightingale_lab.reliability.soak_cases import CODECS, SpeechCase, book_case
@@ -108,17 +110,8 @@ async def unload(server: ServerProcess) -> Usage:
     return await least_usage(server)
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--model", default="wren")
-    parser.add_argument("--profile", default="balanced")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--long-chars", type=int, default=1000, help="length of every 100th text")
-    asked = parser.parse_args()
-    steps = 10
-    if asked.tiny:
-        asked.model, asked.requests, steps = "noise", 100, 2
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
+    steps = 2 if asked.tiny else 10
     options = ["--model", asked.model, "--profile", asked.profile, "--log-level", "warning"]
     options += ["--keep-alive", f"{KEEP_ALIVE_S}s"]
     begun = time.monotonic()
@@ -145,19 +138,29 @@ def main() -> None:
     if not asked.tiny:  # random weights have no size
         share = result["kept"]
         result["checks"].append(check("share of the memory that unloading keeps", share, KEPT_SHARE))
-    script.print_table("Memory", tuple(result["rows"][0]), [tuple(row.values()) for row in result["rows"]])
-    unloaded = [tuple(usage.values()) for usage in result["unloaded"]]
-    script.print_table("After unloading", tuple(Usage.__dataclass_fields__), unloaded)
-    checks = [
-        (c["what"], c["value"], c["bound"], "PASS" if c["passed"] else "FAIL") for c in result["checks"]
-    ]
-    script.print_table("Checks", ("check", "value", "bound", ""), checks)
-    script.finish(result, "memory", asked)
-    sys.exit(any(not one["passed"] for one in result["checks"]) or bool(errors))
+    runner.print_records("Memory", *result["rows"])
+    runner.print_records("After unloading", *result["unloaded"])
+    runner.print_checks(result["checks"])
+    return result
 
 
 def check(what: str, value: float, bound: float) -> dict[str, Any]:
     return {"what": what, "value": f"{value:.1%}", "bound": f"at most {bound:.0%}", "passed": value <= bound}
+
+
+def main() -> None:
+    runner.run(
+        __doc__,
+        "memory",
+        measure,
+        option("--model", default="wren"),
+        option("--profile", default="balanced"),
+        option("--requests", type=int, default=2000),
+        option("--clients", type=int, default=4),
+        option("--long-chars", type=int, default=1000, help="length of every 100th text"),
+        tiny={"model": "noise", "requests": 100},
+        failed=lambda result: runner.failed_checks(result) or bool(result["logged_errors"]),
+    )
 
 
 if __name__ == "__main__":

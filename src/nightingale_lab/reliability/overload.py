@@ -14,10 +14,10 @@ cannot supply a single listener. The exit status is 1 if a check failed. The las
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,7 +25,8 @@ from typing import Any
 
 import httpx
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.bench.speed.player import Playback, play
 from nightingale_lab.bench.speed.targets import PCM_BYTES_PER_SECOND
@@ -119,26 +120,31 @@ async def overload(server: ServerProcess, seconds: float, chars: int, seed: int)
     }
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--model", default="wren")
-    parser.add_argument("--profile", default="balanced")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--chars", type=int, default=400, help="of each text")
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    if asked.tiny:
-        asked.model, asked.seconds, asked.chars = "noise", 3.0, 200
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
     options = ["--model", asked.model, "--profile", asked.profile, "--log-level", "warning"]
     with serving([*options, "--max-streams", "auto", "--max-queue", str(MAX_QUEUE)]) as server:
         result = asyncio.run(overload(server, asked.seconds, asked.chars, asked.seed))
     result |= {"model": asked.model, "profile": asked.profile, "chars": asked.chars}
     others = set(result["statuses"]) - {"200", "429"}
     passed = not result["underruns"] and not others and not result["failures"] and result["answers"] > 0
-    script.print_rows("Overload", {name: {"": value} for name, value in result.items()})
-    sys.stdout.write("\nPASS\n" if passed else "\nFAIL\n")
-    script.finish({**result, "passed": passed}, "overload", asked)
-    sys.exit(not passed)
+    runner.print_rows("Overload", {name: {"": value} for name, value in result.items()})
+    runner.report("\nPASS" if passed else "\nFAIL")
+    return {**result, "passed": passed}
+
+
+def main() -> None:
+    runner.run(
+        __doc__,
+        "overload",
+        measure,
+        option("--model", default="wren"),
+        option("--profile", default="balanced"),
+        option("--seconds", type=float, default=120.0),
+        option("--chars", type=int, default=400, help="of each text"),
+        option("--seed", type=int, default=0),
+        tiny={"model": "noise", "seconds": 3.0, "chars": 200},
+        failed=lambda result: not result["passed"],
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import asyncio
 import os
 import random
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable
@@ -29,7 +28,8 @@ from typing import Any
 
 import httpx
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.reliability.server_process import ServerProcess, Usage, serving
 from nightingale_lab.reliability.soak_cases import book_case, speech_cases
@@ -146,7 +146,7 @@ async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> d
                 expected[case] = digest(await fetch(server, http, case))
             expected[CONVERSION] = digest(await convert(http, clip, books[0].voice or ""))
             expected[UPLOADED_VOICE] = digest(await speak_with_upload(http, clip, "alone", cases[0]))
-        print_line(f"{len(expected)} requests alone; {len(voices)} voices; the load begins")
+        runner.report(f"{len(expected)} requests alone; {len(voices)} voices; the load begins")
         probe = Probe(server)
         thread = threading.Thread(target=probe.run, daemon=True)
         thread.start()
@@ -163,7 +163,7 @@ async def soak(server: ServerProcess, sizes: Sizes, seed: int, exact: bool) -> d
                 )
                 unloaded = await least_usage(server)
             phases.append({"loaded": asdict(loaded), "unloaded": asdict(unloaded), "drained": drained})
-            print_line(f"phase {number + 1}: {sum(tally.outcomes.values())} requests, {loaded}")
+            runner.report(f"phase {number + 1}: {sum(tally.outcomes.values())} requests, {loaded}")
         probe.stopped.set()
         thread.join(10)
         after = await fetch(server, http, cases[0])
@@ -238,28 +238,20 @@ def check(result: dict[str, Any], exact: bool) -> list[dict[str, Any]]:
 
 def report(result: dict[str, Any]) -> None:
     rows = [(name, count) for name, count in result["outcomes"].items()]
-    script.print_table("Requests", ("client: outcome", "count"), rows)
-    script.print_table("Slowest complete answers", ("client", "seconds"), result["longest_s"].items())
+    runner.print_table("Requests", ("client: outcome", "count"), rows)
+    runner.print_table("Slowest complete answers", ("client", "seconds"), result["longest_s"].items())
     held = [
         (number + 1, when, *phase[when].values())
         for number, phase in enumerate(result["phases"])
         for when in ("loaded", "unloaded")
     ]
-    script.print_table("The process", ("phase", "after it", *Usage.__dataclass_fields__), held)
+    runner.print_table("The process", ("phase", "after it", *Usage.__dataclass_fields__), held)
     for title in ("problems", "logged_errors"):
         for line in result[title]:
-            print_line(f"{title}: {line}")
+            runner.report(f"{title}: {line}")
     load = result["load_1m"]
-    print_line(f"\nload average of the machine: median {load['median']}, highest {load['max']}")
-    checks = [
-        (c["what"], c["value"], c["bound"], "PASS" if c["passed"] else "FAIL") for c in result["checks"]
-    ]
-    script.print_table("Checks", ("check", "value", "bound", ""), checks)
-
-
-def print_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    runner.report(f"\nload average of the machine: median {load['median']}, highest {load['max']}")
+    runner.print_checks(result["checks"])
 
 
 def sizes_for(minutes: float, tiny: bool) -> Sizes:
@@ -270,15 +262,7 @@ def sizes_for(minutes: float, tiny: bool) -> Sizes:
     return Sizes(phase_s=20 * minutes, cases=36, books=2, book_chars=3500, keep_alive_s=10, listeners=2)
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="of load, in three phases")
-    parser.add_argument("--model", default="wren")
-    parser.add_argument("--profile", choices=["exact", "balanced"], default="exact")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of requests")
-    asked: argparse.Namespace = parser.parse_args()
-    if asked.tiny:
-        asked.model = "noise"
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
     sizes = sizes_for(asked.minutes, asked.tiny)
     exact = asked.profile == "exact"
     options = ["--model", asked.model, "--profile", asked.profile, "--log-level", "warning"]
@@ -290,8 +274,21 @@ def main() -> None:
     result["minutes"] = round((time.monotonic() - begun) / 60, 1)
     result["checks"] = check(result, exact)
     report(result)
-    script.finish(result, "soak", asked)
-    sys.exit(any(not one["passed"] for one in result["checks"]))
+    return result
+
+
+def main() -> None:
+    runner.run(
+        __doc__,
+        "soak",
+        measure,
+        option("--minutes", type=float, default=60.0, help="of load, in three phases"),
+        option("--model", default="wren"),
+        option("--profile", choices=["exact", "balanced"], default="exact"),
+        option("--seed", type=int, default=0, help="of the order of requests"),
+        tiny={"model": "noise"},
+        failed=runner.failed_checks,
+    )
 
 
 if __name__ == "__main__":

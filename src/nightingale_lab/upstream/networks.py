@@ -2,7 +2,7 @@
 
 Official weights are not available everywhere, and time does not depend on them. Upstream's packages are
 imported inside the functions, so that this module can be imported by any process: the functions are called
-in upstream's environment, or inside `benchmarks/upstream_side.py`.
+in upstream's environment, or inside `nightingale_lab/upstream/upstream_side.py`.
 """
 
 from __future__ import annotations

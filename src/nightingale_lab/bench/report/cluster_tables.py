@@ -11,7 +11,7 @@ SECTIONS = ("latency", "growth", "arrivals", "kill", "batch")
 
 
 def cluster(lines: Sequence[Line]) -> str:
-    """Return what `benchmarks/cluster.py` has measured last."""
+    """Return what `python -m nightingale_lab.bench cluster` has measured last."""
     # A run may measure some sections only: the others are those of the run before it.
     merged: Line = {name: value for line in lines if not line.get("tiny") for name, value in line.items()}
     complete = [merged] if all(name in merged for name in SECTIONS) else []
@@ -48,7 +48,7 @@ def _cluster_rows(line: Line) -> Iterable[Sequence[object]]:
 
 
 def fleet(lines: Sequence[Line]) -> str:
-    """Return what `benchmarks/fleet.py` has simulated last."""
+    """Return what `python -m nightingale_lab.bench fleet` has simulated last."""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for row in line["rows"]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from nightingale_lab.bench.report.markdown import NOT_YET, newest, percent, source
 from nightingale_lab.bench.report.rows import Line
-from nightingale_lab.bench.script import markdown_table
+from nightingale_lab.bench.runner import markdown_table
 
 KIND = "conversion"
 HEAD = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from nightingale_lab.bench.report import rows
 from nightingale_lab.bench.report.rows import Line, ReportRow
-from nightingale_lab.bench.script import markdown_table
+from nightingale_lab.bench.runner import markdown_table
 from nightingale_lab.bench.store import commit_label
 
 NOT_YET = "not measured yet"
@@ -165,7 +165,7 @@ def gpu(lines: Sequence[Line]) -> str:
 
 
 def gpu_engine(lines: Sequence[Line]) -> str:
-    """Return all rows of benchmarks/gpu_engine.py."""
+    """Return all rows of `python -m nightingale_lab.bench gpu_engine`."""
     return measured(
         lines,
         "gpu_engine",

@@ -1,14 +1,14 @@
 """The GPU tables of docs/performance.md: one engine with many listeners, and with one, beside upstream.
 
-    python benchmarks/gpu_engine.py --upstream DIR       # on the GPU: up to eight minutes (make upstream-env)
-    python benchmarks/gpu_engine.py                      # ours alone
-    python benchmarks/gpu_engine.py --part multilingual/capacity,turbo/alone    # some parts; * is any text
-    python benchmarks/gpu_engine.py --tiny --device cpu  # the same path, eager: proves that it runs
+    python -m nightingale_lab.bench gpu_engine --upstream DIR       # on the GPU: up to eight minutes
+    python -m nightingale_lab.bench gpu_engine                      # ours alone
+    python -m nightingale_lab.bench gpu_engine --part multilingual/capacity,turbo/alone    # some parts; * is any text
+    python -m nightingale_lab.bench gpu_engine --tiny --device cpu  # the same path, eager: proves that it runs
 
 Weights are random and of full size: multilingual with ten guided steps of the flow, and Turbo. A sentence is
 102 speech tokens (4.08 s) of 60 text ids, in a voice with a ten-second prompt. Ours is the engine itself: text
 in, samples on the host, through TTS and its worker thread; scheduling, streaming and copies included. Upstream
-is its own loops in float32 in the same process (benchmarks/upstream_side.py). Needs torch, numpy and
+is its own loops in float32 in the same process (nightingale_lab/upstream/upstream_side.py). Needs torch, numpy and
 safetensors only.
 
 Parts of each family:
@@ -32,7 +32,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -40,10 +40,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
-import gpu_goals
 import torch
-from gpu_models import (
+from torch.profiler import profile
+
+from nightingale.backends.profiles import FAST, profile_named, with_options
+from nightingale.engine.load import Model
+from nightingale.engine.tts import TTS
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale_lab.bench.programs.gpu import board, gpu_goals
+from nightingale_lab.bench.programs.gpu.gpu_models import (
     PLAIN,
     TEXT,
     TEXTS,
@@ -53,20 +58,14 @@ from gpu_models import (
     open_engine,
     upstream_networks,
 )
-from torch.profiler import profile
-from upstream_side import UpstreamModel, UpstreamPackages
-
-from nightingale.backends.profiles import FAST, profile_named, with_options
-from nightingale.engine.load import Model
-from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.presets import PRESETS
-from nightingale_lab.bench import board
+from nightingale_lab.bench.runner import option, report
 from nightingale_lab.bench.speed.capacity import CapacityLimits, find_capacity
 from nightingale_lab.bench.speed.listeners import Arrivals, measure_listeners
 from nightingale_lab.bench.speed.listeners_run import VoiceTargets
 from nightingale_lab.bench.speed.targets import engine_target
 from nightingale_lab.bench.speed.voices import NEW_VOICES, derived_voice, new_voice_cost
 from nightingale_lab.random_models import random_model, random_voice, seeded_model
+from nightingale_lab.upstream.upstream_side import UpstreamModel, UpstreamPackages
 
 ORDER = (
     ("multilingual", ("upstream",)),
@@ -158,7 +157,7 @@ class EngineBench:
                 while tts._worker.preparing:
                     time.sleep(0.1)
                 ready += f", prepared in {time.perf_counter() - started:.1f} s"
-            board.report(f"         {model.name}, {wanted.name}: {ready}")
+            report(f"         {model.name}, {wanted.name}: {ready}")
             yield tts
 
     def upstream(self, family: str) -> None:
@@ -224,7 +223,7 @@ class EngineBench:
             times.append(1000 * (time.perf_counter() - started) / (launches * decoder.plan.steps))
         decoder.release(0)
         board.synchronize(self.device)
-        return statistics.median(times[1:])
+        return float(statistics.median(times[1:]))
 
     def repeats(self, name: str, tts: TTS) -> None:
         """Check that a seed gives the same samples, with the host delayed in some runs."""
@@ -330,7 +329,7 @@ class EngineBench:
                 shown = ", ".join(
                     f"{key} {row[key]}" for key in ("ttfa_ms_p95", "stalled_share", "audio_seconds_per_s")
                 )
-                board.report(f"         {listeners} listeners, {arrivals}: {shown}")
+                report(f"         {listeners} listeners, {arrivals}: {shown}")
                 return row
 
             limits = CapacityLimits(first_audio_ms=self.options.limit_ms)
@@ -363,22 +362,24 @@ class EngineBench:
             getattr(self, name)(family)
 
 
-@torch.no_grad()
-def main(arguments: list[str] | None = None) -> None:
-    parser = board.parser(__doc__, budget_s=400.0)
-    parser.add_argument("--upstream", type=Path, help="a folder of `make upstream-env`")
-    parser.add_argument("--timeline", type=Path, help="a folder for timelines of a sentence")
-    parser.add_argument("--part", default="*", help="parts with commas, such as multilingual/block,turbo/*")
-    parser.add_argument("--listeners", type=int, default=64, help="listeners at once")
-    parser.add_argument(
-        "--limit-ms", type=float, default=500.0, help="limit of first audio p95 for the capacity"
-    )
-    parser.add_argument(
+OPTIONS = (
+    option("--upstream", type=Path, help="a folder of `make upstream-env`"),
+    option("--timeline", type=Path, help="a folder for timelines of a sentence"),
+    option("--part", default="*", help="parts with commas, such as multilingual/block,turbo/*"),
+    option("--listeners", type=int, default=64, help="listeners at once"),
+    option("--limit-ms", type=float, default=500.0, help="limit of first audio p95 for the capacity"),
+    option(
         "--max-streams",
         type=lambda n: n if n == "auto" else int(n),
         default="auto",
         help="requests that are synthesized at once; auto: as many as the engine can keep supplied",
-    )
+    ),
+)
+
+
+@torch.no_grad()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = board.parser(__doc__, *OPTIONS, budget_s=400.0)
     options = parser.parse_args(arguments)
     if options.tiny and options.upstream:
         parser.error("upstream has no tiny sizes: give --tiny or --upstream")
@@ -394,7 +395,3 @@ def main(arguments: list[str] | None = None) -> None:
                 shown.part(part, partial(bench.part, family, name))
     bench.close_engine()
     shown.finish("gpu_engine", gpu_goals.rendered(bench.summary()["table"]))
-
-
-if __name__ == "__main__":
-    main()

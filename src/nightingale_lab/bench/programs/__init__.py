@@ -1,7 +1,8 @@
-"""Import this first in a script: it makes the packages of this checkout importable without an installation.
+"""The benchmarks that `python -m nightingale_lab.bench NAME` runs.
 
-A GPU machine may have torch, numpy and safetensors only. Packages that the engine imports but these scripts
-never use are replaced there by empty modules.
+A machine that is lent for a measurement may have torch, numpy and safetensors only, and so may an environment of
+upstream's. Packages that the engine imports but benchmarks never use are replaced there by empty modules, before any
+module of this folder imports the engine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 UNUSED = ("soxr", "soundfile", "platformdirs", "huggingface_hub")
@@ -24,7 +24,6 @@ class EmptyModule(types.ModuleType):
         return type(name, (), {})
 
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 for package in UNUSED:
     if importlib.util.find_spec(package) is None:
         sys.modules[package] = EmptyModule(package)

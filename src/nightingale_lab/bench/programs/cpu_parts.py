@@ -1,4 +1,4 @@
-"""The parts of benchmarks/cpu.py. Each runs in a process of its own and returns a dictionary.
+"""The parts of cpu.py. Each runs in a process of its own and returns a dictionary.
 
 make        files of random weights
 packing     T3 quantized to int8 and packed for this machine: seconds, bytes
@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale_lab.bench.timing import cost
 from nightingale_lab.random_models import (
     random_model,
     random_networks,
@@ -138,7 +139,8 @@ class Bench:
 
     def decode(self, decoder: Any, tokens: int, text_ids: int = TEXT_IDS) -> tuple[float, list[float]]:
         """Draw that many tokens, and return the seconds of the prefill and of each step."""
-        decoding, steps = self.decoding(text_ids), []
+        decoding = self.decoding(text_ids)
+        steps: list[float] = []
         started = time.perf_counter()
         (token,) = decoder.prefill(0, decoding)
         decoding.append(token)
@@ -217,7 +219,7 @@ def sentence(bench: Bench) -> dict[str, Any]:
         bench.source.info.name, tokens=bench.tokens, preset=bench.preset, source=bench.source
     )
     plan = replace(bench.plan, profile=profile)
-    runs = []
+    runs: list[dict[str, float]] = []
     with TTS.over(model, profile, plan=plan) as tts:
         for round_ in range(1 + ROUNDS):
             if len(runs) > 1 and sum(run["whole"] for run in runs) > ENOUGH_S:
@@ -295,7 +297,7 @@ def upstream(name: str, threads: int, folder: Path | None) -> dict[str, Any]:
     torch.set_num_threads(threads)
     if folder is None:
         return upstream_times(RandomUpstream(FAMILIES[name]))
-    from upstream_side import UpstreamPackages
+    from nightingale_lab.upstream.upstream_side import UpstreamPackages
 
     with UpstreamPackages(folder).active():
         return upstream_times(RandomUpstream(FAMILIES[name]))
@@ -306,9 +308,7 @@ def upstream_times(model: RandomUpstream) -> dict[str, Any]:
 
     def timed(call: Callable[..., Any], *args: Any) -> NDArray[np.float64]:
         """Return seconds, and those of the process on all cores."""
-        started = np.array([time.perf_counter(), time.process_time()])
-        call(*args)
-        return np.array([time.perf_counter(), time.process_time()]) - started
+        return np.array(cost(partial(call, *args)))
 
     def decode(tokens: int) -> NDArray[np.float64]:
         return timed(model.decode, torch.randint(1, 255, (TEXT_IDS,)).tolist(), tokens)

@@ -1,4 +1,4 @@
-"""The goals of benchmarks/gpu_engine.py, and its table: upstream, must, aim and what was reached."""
+"""The goals of gpu_engine.py, and its table: upstream, must, aim and what was reached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Goal(NamedTuple):
+class GpuGoal(NamedTuple):
     what: str
     row: str
     """Name of the row of the measurements."""
@@ -17,33 +17,35 @@ class Goal(NamedTuple):
 
 M, T = "multilingual", "turbo"
 GOALS = (
-    Goal("64 listeners, own voices, block: audio s/s", f"{M}, own voices, block: audio s/s", 80, 200, "≥"),
-    Goal("the same: first audio p95, ms", f"{M}, own voices, block: first audio p95, ms", 900, 400),
-    Goal("the same: listeners with underruns", f"{M}, own voices, block: listeners with underruns", 0, 0),
-    Goal(
+    GpuGoal("64 listeners, own voices, block: audio s/s", f"{M}, own voices, block: audio s/s", 80, 200, "≥"),
+    GpuGoal("the same: first audio p95, ms", f"{M}, own voices, block: first audio p95, ms", 900, 400),
+    GpuGoal("the same: listeners with underruns", f"{M}, own voices, block: listeners with underruns", 0, 0),
+    GpuGoal(
         "64 listeners, own voices, segment: audio s/s", f"{M}, own voices, segment: audio s/s", 180, 300, "≥"
     ),
-    Goal("the same: first audio p95, ms", f"{M}, own voices, segment: first audio p95, ms", 1500, 900),
-    Goal("most listeners, block, together", f"{M}: most listeners, together", 32, 96, "≥"),
-    Goal("most listeners, block, poisson", f"{M}: most listeners, poisson", None, None, "≥"),
-    Goal("Turbo: most listeners, block, together", f"{T}: most listeners, together", 96, 256, "≥"),
-    Goal("Turbo: most listeners, block, poisson", f"{T}: most listeners, poisson", None, None, "≥"),
-    Goal("new voice: extra first audio, ms", f"{M}, new voice: extra first audio, ms", 100, 30),
-    Goal("new voice: memory kept, MB", f"{M}, new voice: memory kept, MB", 300, 64),
-    Goal("64 listeners, own voices: GPU memory, GiB", f"{M}, own voices, block: GPU memory, GiB", 60, 30),
-    Goal("64 listeners, one voice, block: audio s/s", f"{M}, one voice, block: audio s/s", 155, 250, "≥"),
-    Goal("the same: listeners with underruns", f"{M}, one voice, block: listeners with underruns", 0, 0),
-    Goal("one listener: T3 step, ms", f"{M}, fast: T3 step, ms", 0.9, 0.5),
-    Goal("one listener: sentence, ms", f"{M}, fast: sentence, ms", 190, 100),
-    Goal("one listener: first audio p50, ms", f"{M}, fast: first audio p50, ms", 48, 30),
-    Goal("Turbo, one listener: T3 step, ms", f"{T}, fast: T3 step, ms"),
-    Goal("Turbo, one listener: sentence, ms", f"{T}, fast: sentence, ms", 120, 70),
-    Goal("Turbo, one listener: first audio p50, ms", f"{T}, fast: first audio p50, ms", 32, 20),
-    Goal("default profile: sentence, ms", f"{M}, default: sentence, ms", 200, 130),
-    Goal("default profile: first audio of 3 sentences, ms", f"{M}, default: first audio of 3, ms", 200, 130),
-    Goal("Turbo, default profile: sentence, ms", f"{T}, default: sentence, ms"),
-    Goal("files to first audio, first on a machine, s", f"{M}: files to first audio, first, s", 20, 8),
-    Goal("files to first audio, again, s", f"{M}: files to first audio, again, s", 6, 3),
+    GpuGoal("the same: first audio p95, ms", f"{M}, own voices, segment: first audio p95, ms", 1500, 900),
+    GpuGoal("most listeners, block, together", f"{M}: most listeners, together", 32, 96, "≥"),
+    GpuGoal("most listeners, block, poisson", f"{M}: most listeners, poisson", None, None, "≥"),
+    GpuGoal("Turbo: most listeners, block, together", f"{T}: most listeners, together", 96, 256, "≥"),
+    GpuGoal("Turbo: most listeners, block, poisson", f"{T}: most listeners, poisson", None, None, "≥"),
+    GpuGoal("new voice: extra first audio, ms", f"{M}, new voice: extra first audio, ms", 100, 30),
+    GpuGoal("new voice: memory kept, MB", f"{M}, new voice: memory kept, MB", 300, 64),
+    GpuGoal("64 listeners, own voices: GPU memory, GiB", f"{M}, own voices, block: GPU memory, GiB", 60, 30),
+    GpuGoal("64 listeners, one voice, block: audio s/s", f"{M}, one voice, block: audio s/s", 155, 250, "≥"),
+    GpuGoal("the same: listeners with underruns", f"{M}, one voice, block: listeners with underruns", 0, 0),
+    GpuGoal("one listener: T3 step, ms", f"{M}, fast: T3 step, ms", 0.9, 0.5),
+    GpuGoal("one listener: sentence, ms", f"{M}, fast: sentence, ms", 190, 100),
+    GpuGoal("one listener: first audio p50, ms", f"{M}, fast: first audio p50, ms", 48, 30),
+    GpuGoal("Turbo, one listener: T3 step, ms", f"{T}, fast: T3 step, ms"),
+    GpuGoal("Turbo, one listener: sentence, ms", f"{T}, fast: sentence, ms", 120, 70),
+    GpuGoal("Turbo, one listener: first audio p50, ms", f"{T}, fast: first audio p50, ms", 32, 20),
+    GpuGoal("default profile: sentence, ms", f"{M}, default: sentence, ms", 200, 130),
+    GpuGoal(
+        "default profile: first audio of 3 sentences, ms", f"{M}, default: first audio of 3, ms", 200, 130
+    ),
+    GpuGoal("Turbo, default profile: sentence, ms", f"{T}, default: sentence, ms"),
+    GpuGoal("files to first audio, first on a machine, s", f"{M}: files to first audio, first, s", 20, 8),
+    GpuGoal("files to first audio, again, s", f"{M}: files to first audio, again, s", 6, 3),
 )
 
 

@@ -1,16 +1,14 @@
-"""The vocoder sections of benchmarks/streaming.py: streamed samples, chunk boundaries and planted faults."""
+"""The vocoder sections of streaming.py: streamed samples, chunk boundaries and planted faults."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
 import numpy as np
 import torch
 from safetensors.torch import load_file
@@ -26,9 +24,10 @@ from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
-from nightingale_lab.bench.script import print_table
+from nightingale_lab.bench.runner import print_table
 from nightingale_lab.bench.seams import SeamReport, seam_report
 from nightingale_lab.bench.shifts import shift_report
+from nightingale_lab.bench.timing import cpu_ms
 from nightingale_lab.bench.voicelike import voicelike
 
 RATE_HZ, FRAME = CLOCKS.sample_rate_hz, CLOCKS.samples_per_frame
@@ -40,7 +39,7 @@ RAMPS_FRAMES = {
 }
 SHAPES = {"wren": PRESETS["wren"].hift, "official shape": HiftConfig(base_channels=64, f0_channels=64)}
 """The official shape has an eighth of its width."""
-HOLDS = {"wren": (4, 3, 2, 1, 0), "official shape": (20, 14, 8, 4, 2)}
+HOLDS: dict[str, tuple[int, ...]] = {"wren": (4, 3, 2, 1, 0), "official shape": (20, 14, 8, 4, 2)}
 """Frames that the stream holds back."""
 COUNTS = {"clips": 4, "frames": 200, "faulty clips": 10, "faults": 10, "seconds": 4}
 BOUNDARIES = [480, 960, 2400, 6000, 24_000]
@@ -49,21 +48,16 @@ BOUNDARIES = [480, 960, 2400, 6000, 24_000]
 
 def make_tiny() -> None:
     """Leave one small causal network, two chunk sizes and one short clip."""
-    small = {"base_channels": 16, "resblock_kernels": (3,), "source_kernels": (3, 3, 3), "f0_channels": 8}
     SHAPES.clear()
-    SHAPES["wren"] = HiftConfig(**small, causal=True)
+    SHAPES["wren"] = HiftConfig(
+        base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=8, causal=True
+    )
     HOLDS["wren"] = (4,)
     for name in list(RAMPS_FRAMES):
         if name not in ("all of 16", RAMP):
             del RAMPS_FRAMES[name]
     COUNTS.update({"clips": 1, "frames": 60, "faulty clips": 1, "faults": 1, "seconds": 3})
     del BOUNDARIES[:-1]
-
-
-def cpu_ms(act: Callable[[], object]) -> float:
-    begun = time.process_time()
-    act()
-    return 1000 * (time.process_time() - begun)
 
 
 def decibels(difference: Samples, whole: Samples) -> float:
@@ -141,7 +135,7 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     for chunk in (4, 16, 50):
         early, late = (chunk_ms(wren, mel, chunk, after=after) for after in (20, 300))
         spans = (mel[:, :chunk], mel[:, : chunk + 21])
-        whole_ms, window_ms = (best_ms(partial(render_samples, wren, span, seed=0)) for span in spans)
+        whole_ms, window_ms = (cpu_ms(partial(render_samples, wren, span, seed=0), 3) for span in spans)
         costs[chunk] = [round(ms) for ms in (whole_ms, early, late, window_ms)]
     print_table(
         "CPU time of a chunk, wren, ms",
@@ -155,10 +149,6 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
         ((key, *values) for key, values in costs.items()),
     )
     return {"vocoder_db_mean_worst": apart, "vocoder_chunk_ms": costs}
-
-
-def best_ms(act: Callable[[], object]) -> float:
-    return min(cpu_ms(act) for _ in range(3))
 
 
 def chunk_ms(net: Hift, mel: Tensor, chunk: int, *, after: int) -> float:

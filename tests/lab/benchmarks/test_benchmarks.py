@@ -1,8 +1,7 @@
-"""Small runs of every script that README and the documentation name (`make nightly`)."""
+"""Small runs of every benchmark that README and the documentation name (`make nightly`)."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -14,29 +13,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nightingale_lab.bench.__main__ import MODULES, main, source
+from nightingale_lab.bench.programs import cpu
+from nightingale_lab.bench.programs.gpu import gpu_goals
+
 ROOT = Path(__file__).parents[3]
-BENCHMARKS = ROOT / "benchmarks"
 ABSENT = (
     "soxr", "soundfile", "tokenizers", "typer", "rich", "platformdirs", "huggingface_hub", "triton", "jiwer",
 )  # fmt: skip
 """Packages that a GPU machine may lack."""
-SCRIPTS = {
-    "cpu.py": ("table", "parts"),
-    "fleet.py": ("capacity", "rows"),
-    "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
-    "onnx_blocks.py": ("processor_ms",),
-    "peer_quality.py": ("engines",),
-    "processes.py": ("rows",),
-    "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
-    "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),
+SMALL_RUNS = {
+    "cpu": ("table", "parts"),
+    "fleet": ("capacity", "rows"),
+    "engine": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
+    "onnx_blocks": ("processor_ms",),
+    "peer_quality": ("engines",),
+    "processes": ("rows",),
+    "server": ("overhead_ms_p50", "load", "overload", "recovered"),
+    "streaming": ("mel_relative_l2", "streams", "planted", "segments"),
 }
-"""Scripts that run anywhere, and keys of their result."""
-GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
-NEEDS_UPSTREAM = ("upstream_side.py",)
-NEEDS_PYPI = ("upstream_env.py",)
-PARTS_OF_OTHERS = ("gpu_models.py",)
-NEEDS_EXECUTORCH = ("executorch_programs.py",)
-NEEDS_RAY = ("cluster.py",)
+"""Benchmarks that run anywhere, and keys of their result."""
+ON_GPUS = {"gpu", "gpu_engine"}
+NEED_OTHERS = {"upstream_side", "upstream_env", "executorch_programs"}
+"""Benchmarks that need packages or files of other projects."""
+ON_RAY = {"cluster"}
 """Small runs of these are in tests/cluster."""
 
 
@@ -54,58 +54,66 @@ def last_line(output: str) -> dict[str, Any]:
     return result
 
 
-def run_without_packages(script: str, *options: str) -> dict[str, Any]:
-    """Run a script as on a machine that has torch, numpy and safetensors only."""
+def run_without_packages(name: str, *options: str) -> dict[str, Any]:
+    """Run a benchmark as on a machine that has torch, numpy and safetensors only."""
     code = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r})); "
-    code += f"sys.path.insert(0, {str(BENCHMARKS)!r}); sys.argv = {[script, *options]!r}; "
-    code += f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"
+    code += f"sys.argv = {['', name, *options]!r}; "
+    code += "runpy.run_module('nightingale_lab.bench', run_name='__main__', alter_sys=True)"
     return last_line(run("-c", code))
 
 
-def test_every_script_has_a_small_run() -> None:
-    runnable = {path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
-    assert runnable == {
-        *SCRIPTS,
-        *GPU_SCRIPTS,
-        *NEEDS_UPSTREAM,
-        *NEEDS_PYPI,
-        *PARTS_OF_OTHERS,
-        *NEEDS_EXECUTORCH,
-        *NEEDS_RAY,
-    }
+def test_every_benchmark_has_a_small_run() -> None:
+    assert set(MODULES) == {*SMALL_RUNS, *ON_GPUS, *NEED_OTHERS, *ON_RAY}
 
 
-def test_documents_name_options_that_scripts_have() -> None:
-    """Every `--option` beside a script in README and docs is one that the script defines."""
-    defined = {
-        path.name: path.read_text() + (ROOT / "src/nightingale_lab/bench/script.py").read_text()
-        for path in BENCHMARKS.glob("*.py")
+def test_every_program_is_a_benchmark_or_part_of_one() -> None:
+    programs = {
+        path
+        for path in source("cpu").parent.rglob("*.py")
+        if "\ndef main(" in path.read_text(encoding="utf-8")
     }
-    board = (ROOT / "src/nightingale_lab/bench/board.py").read_text()
+    assert programs <= {source(name) for name in MODULES}
+
+
+def test_documents_name_benchmarks_and_options_that_exist() -> None:
+    """Every `--option` beside a benchmark in README and docs is one that it defines."""
+    everywhere = (ROOT / "src/nightingale_lab/bench/runner.py").read_text()
+    board = source("gpu").with_name("board.py").read_text()
     seen = 0
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")):
-        for name, options in re.findall(r"benchmarks/(\w+\.py)([^`\n#|)]*)", page.read_text()):
-            text = defined[name] + (board if name in GPU_SCRIPTS else "")
+        for name, options in re.findall(r"nightingale_lab\.bench (\w+)([^`\n#|)]*)", page.read_text()):
+            if name == "NAME":
+                continue
+            assert name in MODULES, f"{page.name}: there is no benchmark {name}"
+            text = source(name).read_text() + everywhere + (board if name in ON_GPUS else "")
             for option in re.findall(r"--[a-z-]+", options):
                 assert f'"{option}"' in text, f"{page.name}: {name} has no {option}"
                 seen += 1
     assert seen > 10
 
 
+def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = capsys.readouterr().err
+    for name in MODULES:
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), name
+    assert main(["--help"]) == 0
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_script_runs_at_tiny_sizes(script: str) -> None:
-    result = last_line(run(str(BENCHMARKS / script), "--tiny"))
+@pytest.mark.parametrize("name", SMALL_RUNS)
+def test_a_benchmark_runs_at_tiny_sizes(name: str) -> None:
+    result = last_line(run("-m", "nightingale_lab.bench", name, "--tiny"))
     assert result["tiny"] is True
     assert result["machine"]["cores"]
-    for key in SCRIPTS[script]:
+    for key in SMALL_RUNS[name]:
         assert result[key], key
     assert not [part for part in result.get("parts", {}).values() if "error" in part]
 
 
 @pytest.mark.nightly
 def test_decode_steps_agree_with_the_plain_loop_without_a_gpu() -> None:
-    result = run_without_packages("gpu.py", "--tiny", "--device", "cpu")
+    result = run_without_packages("gpu", "--tiny", "--device", "cpu")
     assert result["errors"] == {}
     for family in ("multilingual", "turbo"):
         assert result["checks"][f"{family}: float32 library: greedy tokens as plain's"] is True
@@ -115,7 +123,7 @@ def test_decode_steps_agree_with_the_plain_loop_without_a_gpu() -> None:
 
 @pytest.mark.nightly
 def test_engine_is_measured_without_a_gpu() -> None:
-    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu")
+    result = run_without_packages("gpu_engine", "--tiny", "--device", "cpu")
     assert result["errors"] == {}
     for family in ("multilingual", "turbo"):
         for how in ("alone", "among 3 voices"):
@@ -131,17 +139,14 @@ def test_engine_is_measured_without_a_gpu() -> None:
 @pytest.mark.nightly
 def test_parts_of_the_gpu_tables_can_be_chosen() -> None:
     chosen = ["--part", "turbo/al*,x/y", "--commit", "abc"]
-    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu", *chosen)
+    result = run_without_packages("gpu_engine", "--tiny", "--device", "cpu", *chosen)
     assert result["errors"] == {}
     assert result["commit"] == "abc"
     assert result["rows"]
     assert {row.partition(":")[0] for row in result["rows"]} == {"turbo, fast"}
 
 
-def test_goals_of_the_gpu_table_are_judged_by_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from gpu_goals import table
-
+def test_goals_of_the_gpu_table_are_judged_by_their_sign() -> None:
     rows = {
         "multilingual, own voices, block: audio s/s": 100.0,
         "multilingual, own voices, block: first audio p95, ms": 950.0,
@@ -149,7 +154,7 @@ def test_goals_of_the_gpu_table_are_judged_by_their_sign(monkeypatch: pytest.Mon
         "multilingual, fast: sentence, ms": 150.0,
         "multilingual, upstream: sentence, ms": 2000.0,
     }
-    found = table(rows, 64)
+    found = gpu_goals.table(rows, 64)
     rate = found["64 listeners, own voices, block: audio s/s"]
     assert (rate["must_met"], rate["aim_met"], rate["upstream"]) == (True, False, None)
     assert found["64 listeners, own voices, block: first audio p95, ms"]["must_met"] is False
@@ -160,7 +165,7 @@ def test_goals_of_the_gpu_table_are_judged_by_their_sign(monkeypatch: pytest.Mon
 
 @pytest.mark.nightly
 def test_lab_modules_run(tmp_path: Path) -> None:
-    """The stages of a clip, scoring, the model card's table, attention and the regression guard."""
+    """The stages of a clip, scoring, the model card's table and the regression guard."""
     soundfile = pytest.importorskip("soundfile")
     time_s = np.arange(2 * 24_000) / 24_000
     (tmp_path / "clips").mkdir()
@@ -177,8 +182,6 @@ def test_lab_modules_run(tmp_path: Path) -> None:
     card = run_module("wren", "--tiny", "--parts", "default,varied,hard,questions", "--judges", "")
     assert last_line(card)["default"]["clips"] == 2
     assert last_line(card)["hard"]["clips"] == 4
-    attention = run_module("attention", "--sentences", "1", "--out", str(tmp_path / "table.json"))
-    assert last_line(attention)["sentences"] == 1
     guard = run_module("guard", "--model", "noise", "--rounds", "1", "--results", str(tmp_path))
     assert last_line(guard)["slower"] == []
 
@@ -193,10 +196,7 @@ def test_tests_that_need_other_programs_can_be_collected() -> None:
         assert f"{folder}/" in output
 
 
-def test_goals_of_the_cpu_table_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from cpu import table
-
+def test_goals_of_the_cpu_table_are_those_that_were_measured() -> None:
     found: dict[str, dict[str, Any]] = {
         "step multilingual": {"ratio": 1.5},
         "sentence multilingual": {"rtf": 2.0, "peak_gib": 1.9, "seconds": {"whole": 8.0}},
@@ -205,16 +205,10 @@ def test_goals_of_the_cpu_table_are_those_that_were_measured(monkeypatch: pytest
         "upstream multilingual": {"seconds": {"whole": 80.0}},
         "upstream nano": {"seconds": {"whole": 10.0}},
     }
-    assert table(found) == {
+    assert cpu.table(found) == {
         "T3 multilingual int8 step / time to read its weights": 1.5,
         "multilingual, 10 guided steps, real-time factor": 2.0,
         "multilingual + s3gen=meanflow, real-time factor": 1.1,
         "speed-up over upstream: multilingual": 10.0,
         "peak memory, multilingual, GiB": 1.9,
     }
-
-
-@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("*.py")))
-def test_scripts_compile_and_say_what_they_do(script: str) -> None:
-    tree = ast.parse((BENCHMARKS / script).read_text())
-    assert ast.get_docstring(tree)

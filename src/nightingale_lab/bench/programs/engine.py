@@ -1,7 +1,7 @@
 """The engine's overhead, and what batching saves: ratios taken in one run, on a small random model.
 
-    python benchmarks/engine.py
-    python benchmarks/engine.py --tiny       # few tokens, one round: proves that it runs
+    python -m nightingale_lab.bench engine
+    python -m nightingale_lab.bench engine --tiny       # few tokens, one round: proves that it runs
 
 - overhead: one request through the engine, over the same model calls without it (T3's loop, flow, vocoder).
 - batched: ten requests at once, over the same ten one after another, with T3 by torch; and again with the
@@ -15,14 +15,11 @@ The model has random weights: a T3 of wren's size, and a tiny flow and vocoder. 
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
+import argparse
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import checkout  # noqa: F401
 import torch
 
 from nightingale.backends.profiles import BALANCED
@@ -30,7 +27,8 @@ from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab import reference
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.timing import ratio
 from nightingale_lab.random_models import random_model, tiny_preset
 
 REQUESTS = 10
@@ -51,37 +49,7 @@ def without_engine(model: Model, seed: int) -> None:
     reference.samples_of(model, reference.mel_of(model, ids, seed=seed), seed=seed)
 
 
-class Cost(NamedTuple):
-    wall_s: float
-    cpu_s: float
-    """Processor time of the whole process, which other processes disturb less."""
-
-
-def cost(act: Callable[[], object]) -> Cost:
-    wall, cpu = time.perf_counter(), time.process_time()
-    act()
-    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
-
-
-def ratio(rounds: int, over: Callable[[int], object], under: Callable[[int], object]) -> dict[str, Any]:
-    """Return the median ratio of the two costs. They take turns in going first."""
-    walls, cpus = [], []
-    for round_ in range(rounds):
-        acts = [partial(over, round_), partial(under, round_)]
-        first, second = (cost(act) for act in (acts if round_ % 2 else reversed(acts)))
-        above, below = (first, second) if round_ % 2 else (second, first)
-        walls.append(above.wall_s / below.wall_s)
-        cpus.append(above.cpu_s / below.cpu_s)
-    return {
-        "wall": round(statistics.median(walls), 3),
-        "spread": [round(min(walls), 3), round(max(walls), 3)],
-        "cpu": round(statistics.median(cpus), 3),
-        "wall_s": round(above.wall_s, 2),
-    }
-
-
-def main() -> None:
-    options = script.parser(__doc__).parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     overhead_rounds, batch_rounds, tokens = (1, 1, 5) if options.tiny else (15, 5, 50)
     model = small_model(tokens)
     exact, by_torch = TTS.over(model, "exact"), TTS.over(model, replace(BALANCED, decoder=()))
@@ -100,7 +68,7 @@ def main() -> None:
 
     plain, fast = batched(by_torch), batched(fastest)
     backend = fastest.plan.decoder.backend.name
-    script.print_table(
+    runner.print_table(
         "Ratios of times",
         ("", "median", "spread", "goal"),
         [
@@ -109,7 +77,7 @@ def main() -> None:
             (f"the same, T3 by {backend}", fast["wall"], fast["spread"], ""),
         ],
     )
-    result = {
+    return {
         "engine_over_bare": overhead["wall"],
         "engine_over_bare_spread": overhead["spread"],
         "engine_over_bare_cpu": overhead["cpu"],
@@ -124,8 +92,7 @@ def main() -> None:
         "rounds": [overhead_rounds, batch_rounds],
         "tokens": tokens,
     }
-    script.finish(result, "engine", options)
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(__doc__, "engine", measure, arguments=arguments)

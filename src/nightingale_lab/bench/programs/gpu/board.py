@@ -1,4 +1,4 @@
-"""The board of a GPU script: it runs the parts of a benchmark and collects measurements, checks and errors.
+"""The board of a GPU benchmark: it runs the parts of a benchmark and collects measurements, checks and errors.
 
 A part that fails, or for which no time is left, is recorded as an error; the other parts run nevertheless.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,15 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import BenchmarkOption, option, report
 
 
-def parser(doc: str | None, *, budget_s: float) -> argparse.ArgumentParser:
-    """Return the options of every GPU script."""
-    made = script.parser(doc)
-    made.add_argument("--device", default="cuda")
-    made.add_argument("--budget-s", type=float, default=budget_s, help="no part is begun after these seconds")
-    made.add_argument("--partial", type=Path, help="a file for what is known after each part")
+def parser(doc: str | None, *options: BenchmarkOption, budget_s: float) -> argparse.ArgumentParser:
+    """Return a parser with these options and those of every GPU benchmark."""
+    made = runner.parser(doc)
+    common = (
+        option("--device", default="cuda"),
+        option("--budget-s", type=float, default=budget_s, help="no part is begun after these seconds"),
+        option("--partial", type=Path, help="a file for what is known after each part"),
+    )
+    runner.add_options(made, (*common, *options))
     return made
 
 
@@ -73,13 +76,8 @@ class ScriptBoard:
             report(f"{name}: {text}")
         report(table)
         if self.options.tiny:
-            report("tiny sizes: these numbers prove that the script runs and measure nothing")
-        script.finish(self.result(), kind, self.options)
-
-
-def report(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+            report(runner.TINY_NOTE)
+        runner.finish(self.result(), kind, self.options)
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,11 +1,11 @@
 """T3's decode step on one GPU by every kernel choice and precision: its time, and whether its tokens agree.
 
-    python benchmarks/gpu.py                      # on the GPU, full-size random weights
-    python benchmarks/gpu.py --tunings            # and the Triton kernels with several tunings
-    python benchmarks/gpu.py --tiny --device cpu  # the same code, eager, in seconds: proves that it runs
+    python -m nightingale_lab.bench gpu                      # on the GPU, full-size random weights
+    python -m nightingale_lab.bench gpu --tunings            # and the Triton kernels with several tunings
+    python -m nightingale_lab.bench gpu --tiny --device cpu  # the same code, eager, in seconds: proves that it runs
 
 Greedy tokens in float32 must be those of the plain PyTorch loop. The latency of the whole engine, and of
-upstream, is measured by benchmarks/gpu_engine.py. Needs torch, numpy and safetensors only. The last line is
+upstream, is measured by gpu_engine.py. Needs torch, numpy and safetensors only. The last line is
 JSON.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import checkout  # noqa: F401
 import torch
 from torch import Tensor
 
@@ -26,7 +26,8 @@ from nightingale.backends.cuda.triton_support import KernelChoice, Tuning
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 from nightingale_lab import reference
-from nightingale_lab.bench import board
+from nightingale_lab.bench.programs.gpu import board
+from nightingale_lab.bench.runner import option
 from nightingale_lab.random_models import random_model
 
 FAMILIES = ("multilingual", "turbo")
@@ -104,10 +105,9 @@ class Steps:
 
 
 @torch.no_grad()
-def main(arguments: list[str] | None = None) -> None:
-    parser = board.parser(__doc__, budget_s=220.0)
-    parser.add_argument("--tunings", action="store_true", help="also time the kernels with several tunings")
-    shown = board.ScriptBoard(parser.parse_args(arguments))
+def main(arguments: Sequence[str] | None = None) -> None:
+    tunings = option("--tunings", action="store_true", help="also time the kernels with several tunings")
+    shown = board.ScriptBoard(board.parser(__doc__, tunings, budget_s=220.0).parse_args(arguments))
     torch.manual_seed(0)
     cuda, built = shown.device.type == "cuda", list[Steps]()
     for family in FAMILIES:
@@ -119,7 +119,3 @@ def main(arguments: list[str] | None = None) -> None:
         for tuning in TUNINGS if shown.options.tunings and cuda else ():
             shown.part(f"{steps.family}: {tuning}", partial(steps.measure, "triton", Tuning(*tuning)))
     shown.finish("gpu")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Differences and cost of streaming: every table of docs/streaming.md.
 
-    python benchmarks/streaming.py [--only flow,seams,...] [--clips FOLDER] [--vocoder FILE] [--model NAME]
-    python benchmarks/streaming.py --tiny      # one of everything: proves that it runs
+    python -m nightingale_lab.bench streaming [--only flow,seams,...] [--clips FOLDER] [--vocoder FILE] [--model NAME]
+    python -m nightingale_lab.bench streaming --tiny      # one of everything: proves that it runs
 
 Without files, networks have seeded random weights and the voice is synthetic. --clips is a folder of
 recordings, for copy synthesis by the vocoder and for planted faults. --vocoder is a trained vocoder of wren's
@@ -11,17 +11,16 @@ minutes; on a busy machine set OPENBLAS_NUM_THREADS=1. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import streaming_vocoder
 import torch
-from streaming_vocoder import RATE_HZ, SEED, cpu_ms
 from torch import Tensor
 
 from nightingale.audio.loudness import integrated_loudness
@@ -32,8 +31,11 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
-from nightingale_lab.bench import script
-from nightingale_lab.bench.script import print_table
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.programs import streaming_vocoder
+from nightingale_lab.bench.programs.streaming_vocoder import RATE_HZ, SEED
+from nightingale_lab.bench.runner import option, print_records, print_table
+from nightingale_lab.bench.timing import cpu_ms
 from nightingale_lab.random_models import random_voice, seeded, tiny_preset
 
 MEDIUM = FlowConfig(
@@ -133,35 +135,41 @@ def segments(model: str) -> dict[str, Any]:
         "its standard error": round(float(levels.std(ddof=2) / place.std() * len(levels) ** 0.5), 2),
         "correlation of neighbours": round(float(np.corrcoef(levels[:-1], levels[1:])[0, 1]), 2),
     }
-    print_table("Loudness of the segments of a long text", tuple(found), [tuple(found.values())])
+    print_records("Loudness of the segments of a long text", found)
     return {"segments": found}
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--only", default="flow,vocoder,seams,faults,segments")
-    parser.add_argument("--clips", type=Path, help="a folder of recordings of speech")
-    parser.add_argument("--vocoder", type=Path, help="a trained vocoder of wren's shape")
-    parser.add_argument("--model", default="noise", help="the model of `segments`")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    if asked.tiny:
-        make_tiny()
-    sections: dict[str, Callable[[], dict[str, Any]]] = {
-        "flow": flow,
-        "vocoder": lambda: streaming_vocoder.vocoder(asked.vocoder, asked.clips),
-        "seams": lambda: streaming_vocoder.seams(asked.vocoder, asked.clips),
-        "faults": lambda: streaming_vocoder.faults(asked.clips),
-        "segments": lambda: segments(asked.model),
+def prepared(case: runner.Case) -> runner.Case:
+    """Return the case on one thread, without gradients, and at tiny sizes if they are asked for."""
+
+    @torch.inference_mode()
+    def measure(asked: argparse.Namespace) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        if asked.tiny:
+            make_tiny()
+        about = {"clips": asked.clips, "vocoder": asked.vocoder}
+        return {**{key: path.name if path else None for key, path in about.items()}, **case(asked)}
+
+    return measure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    cases: dict[str, runner.Case] = {
+        "flow": lambda _: flow(),
+        "vocoder": lambda asked: streaming_vocoder.vocoder(asked.vocoder, asked.clips),
+        "seams": lambda asked: streaming_vocoder.seams(asked.vocoder, asked.clips),
+        "faults": lambda asked: streaming_vocoder.faults(asked.clips),
+        "segments": lambda asked: segments(asked.model),
     }
-    result: dict[str, Any] = {
-        "clips": asked.clips.name if asked.clips else None,
-        "vocoder": asked.vocoder.name if asked.vocoder else None,
-    }
-    with torch.inference_mode():
-        for name in asked.only.split(","):
-            result |= sections[name]()
-    script.finish(result, "streaming", asked)
+    runner.run(
+        __doc__,
+        "streaming",
+        {name: prepared(case) for name, case in cases.items()},
+        option("--clips", type=Path, help="a folder of recordings of speech"),
+        option("--vocoder", type=Path, help="a trained vocoder of wren's shape"),
+        option("--model", default="noise", help="the model of `segments`"),
+        arguments=arguments,
+    )
 
 
 def make_tiny() -> None:
@@ -169,11 +177,7 @@ def make_tiny() -> None:
     streaming_vocoder.make_tiny()
     FLOWS.clear()
     FLOWS["meanflow, windows"] = tiny_preset(PRESETS["turbo"]).flow
-    PROMPTED.pop()
-    RAMPS_TOKENS.pop("all of 8")
-    RAMPS_TOKENS.pop("all of 25")
+    del PROMPTED[1:]
+    RAMPS_TOKENS.pop("all of 8", None)
+    RAMPS_TOKENS.pop("all of 25", None)
     COUNTS.update(tokens=24, chunks=8, copies=5)
-
-
-if __name__ == "__main__":
-    main()

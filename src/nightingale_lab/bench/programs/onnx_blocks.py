@@ -1,7 +1,7 @@
 """Processor time of wren's networks on ONNX Runtime beside PyTorch, block by block, in one thread.
 
-    python benchmarks/onnx_blocks.py [--rounds N]
-    python benchmarks/onnx_blocks.py --tiny        # one round: proves that it runs
+    python -m nightingale_lab.bench onnx_blocks [--rounds N]
+    python -m nightingale_lab.bench onnx_blocks --tiny        # one round: proves that it runs
 
 Both run in one process and take turns; each number is the fastest round. Processor time instead of wall time,
 so that other processes disturb it little. The last line is JSON.
@@ -9,12 +9,12 @@ so that other processes disturb it little. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import checkout  # noqa: F401
 import numpy as np
 import torch
 from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
@@ -37,7 +37,7 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.voices.voice import Voice
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 
 BLOCKS = (10, 9, 18, 36, 64, 20)
 """Tokens of each block; the first includes the encoder's lookahead."""
@@ -47,12 +47,20 @@ Result = TypeVar("Result")
 Times = dict[str, float]
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "onnx_blocks",
+        measure,
+        runner.option("--rounds", type=int, default=5),
+        tiny={"rounds": 1},
+        arguments=arguments,
+    )
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
-    rounds = 1 if args.tiny else args.rounds
+    rounds = args.rounds
     info = ModelInfo(name="wren", preset=PRESETS["wren"], defaults=MODEL_DEFAULTS["wren"])
     files = {role: wren.folder() / name for role, name in wren.FILES.items()}
     source = ModelSource(info, files, packed=True)
@@ -62,8 +70,8 @@ def main() -> None:
         blocks(source, voice, rounds, times)
         steps(source, voice, rounds, times)
     for name, ms in times.items():
-        print(f"{name:40} {ms:8.2f} ms")
-    script.finish({"processor_ms": times}, "onnx_blocks", args)
+        runner.report(f"{name:40} {ms:8.2f} ms")
+    return {"processor_ms": times}
 
 
 def clock(times: Times, name: str, run: Callable[..., Result], *args: Any, **options: Any) -> Result:
@@ -135,13 +143,9 @@ def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:
     runners["torch"] = TorchRunner(torch_t3_weights(source, "cpu", "float32"), **POOL, max_new_tokens=150)
     prompt = Prompt(text="", text_ids=list(range(1, 41)), voice=voice, exaggeration=0.5, guided=False)
     for _ in range(rounds):
-        for name, runner in runners.items():
-            clock(times, f"T3 prompt, {name}", runner.prefill, 0, prompt, max_tokens=150)
+        for name, t3 in runners.items():
+            clock(times, f"T3 prompt, {name}", t3.prefill, 0, prompt, max_tokens=150)
         for position in range(1, STEPS + 1):
-            for name, runner in runners.items():
+            for name, t3 in runners.items():
                 inputs = [StepInput(0, 100 + position, position)]
-                clock(times, f"T3 step, {name}", runner.step, inputs)
-
-
-if __name__ == "__main__":
-    main()
+                clock(times, f"T3 step, {name}", t3.step, inputs)

@@ -6,7 +6,7 @@ The folder holds Python files only: chatterbox-tts and what its synthesis import
 safetensors, which the process that compares has already. So a folder made on any machine can be copied to any
 other, and needs no network there. Compiled modules are removed (they only make the same code faster), and so
 are the models of transformers and the pipelines of diffusers that upstream does not import. At the end the
-folder is imported in a process of its own that sees nothing else (benchmarks/upstream_side.py --check).
+folder is imported in a process of its own that sees nothing else (upstream_side.py --check).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import checkout  # noqa: F401
-
+from nightingale_lab.bench.runner import report
 from nightingale_lab.upstream.families import PACKAGES, WITHOUT_DEPENDENCIES
 
 SYNTHESIS = ("chatterbox-tts", "s3tokenizer", "conformer", "transformers", "diffusers", "einops")
@@ -65,12 +65,12 @@ def mib(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    folder = parser.parse_args(arguments).folder
     if folder.exists() and not (folder / "chatterbox").is_dir() and any(folder.iterdir()):
         parser.error(f"{folder} holds something else: name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -79,10 +79,6 @@ def main() -> None:
     size = mib(folder)
     if size > LIMIT_MIB:
         sys.exit(f"{folder} has {size:.0f} MiB, more than {LIMIT_MIB}: other versions need other REMOVED")
-    script = Path(__file__).with_name("upstream_side.py")
-    subprocess.run([sys.executable, str(script), "--upstream", str(folder), "--check"], check=True)
-    print(f"{folder}: {size:.0f} MiB; use it with --upstream {folder}")
-
-
-if __name__ == "__main__":
-    main()
+    check = ["-m", "nightingale_lab.bench", "upstream_side", "--upstream", str(folder), "--check"]
+    subprocess.run([sys.executable, *check], check=True)
+    report(f"{folder}: {size:.0f} MiB; use it with --upstream {folder}")

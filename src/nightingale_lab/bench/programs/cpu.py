@@ -1,17 +1,17 @@
 """The CPU table of docs/performance.md: a sentence of 102 tokens by the large models, in their default profile.
 
-    python benchmarks/cpu.py                                   # ours: about six minutes on two slow cores
-    python benchmarks/cpu.py --upstream-python VENV/bin/python # and upstream, from a venv with chatterbox-tts
-    python benchmarks/cpu.py --upstream DIR --models nano    # one model, and upstream (make upstream-env)
-    python benchmarks/cpu.py --tiny                            # the same path in seconds: proves that it runs
-    python benchmarks/cpu.py --profile fast+stream=block       # another profile than the default one
-    python benchmarks/cpu.py --runtime onnxruntime             # another runtime for T3 than the profile's
+    python -m nightingale_lab.bench cpu                                    # ours: six minutes on two slow cores
+    python -m nightingale_lab.bench cpu --upstream-python VENV/bin/python  # and upstream (chatterbox-tts)
+    python -m nightingale_lab.bench cpu --upstream DIR --models nano       # one model, and upstream (make upstream-env)
+    python -m nightingale_lab.bench cpu --tiny                             # the same path in seconds
+    python -m nightingale_lab.bench cpu --profile fast+stream=block        # another profile than the default one
+    python -m nightingale_lab.bench cpu --runtime onnxruntime              # another runtime for T3 than the profile's
 
 Needs the extra `cpu`. Weights are random and of full size, which takes the time that real ones take; a
 sentence is 102 speech tokens (4.08 s) of 60 text ids in a voice with a ten-second prompt. *Warm* means that
 the model and the voice were used before, but not with this text. The multilingual model is measured with its
 own decoder, which takes ten guided steps, and with `s3gen="meanflow"`, which takes two. Each part
-(benchmarks/cpu_parts.py) runs in a process of its own, so that its peak memory is its own. Beside upstream, both
+(cpu_parts.py) runs in a process of its own, so that its peak memory is its own. Beside upstream, both
 sides run twice, in turns, and the faster run of each counts: other load disturbs one after the other. The last
 line is JSON.
 """
@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.programs import cpu_parts
+from nightingale_lab.bench.runner import option
 
 MODELS = {
     "multilingual": ("packing", "step", "sentence", "quality"),
@@ -34,6 +37,8 @@ MODELS = {
     "nano": ("packing", "step", "sentence", "quality", "mel"),
 }
 """The models, and the parts that are measured of each."""
+SOURCES = Path(__file__).parents[3]
+"""The folder of this checkout's packages, which upstream's environment does not have."""
 GOALS = {
     "T3 multilingual int8 step / time to read its weights": ("≤", 1.8, 1.2),
     "multilingual, 10 guided steps, real-time factor": ("≤", None, 3.0),
@@ -53,21 +58,18 @@ def child(python: str, part: str, name: str, work: Path, options: argparse.Names
     settings = {"--part": part, "--model": name, "--work": work, "--threads": options.threads}
     settings |= {"--runtime": options.runtime, "--upstream": options.upstream, "--profile": options.profile}
     words = [str(word) for pair in settings.items() if pair[1] is not None for word in pair]
-    command = [python, str(Path(__file__).resolve()), *words, *(["--tiny"] if options.tiny else [])]
+    command = [python, "-m", "nightingale_lab.bench", "cpu", *words, *(["--tiny"] if options.tiny else [])]
     started = time.perf_counter()
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    print(f"[{time.perf_counter() - started:6.1f} s] {part} {name}", flush=True)
-    print(done.stderr[-2000:], end="", flush=True)  # also warnings: a network that fell back to float32
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    try:  # errors are shown even where nothing failed: a network that fell back to float32 is a warning
+        variables = {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(SOURCES)}
+        return runner.run_child(command, variables, show=True)
+    except runner.ChildFailed as error:
+        return {"error": str(error)}
+    finally:
+        runner.report(f"[{time.perf_counter() - started:6.1f} s] {part} {name}")
 
 
 def run_part(options: argparse.Namespace) -> dict[str, Any]:
-    import cpu_parts
-
     name, work, tiny = options.model, options.work, options.tiny
     if options.part == "upstream":
         return cpu_parts.upstream(name, options.threads, options.upstream)
@@ -113,25 +115,8 @@ def table(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in zip(GOALS, values, strict=True) if value is not None}
 
 
-def main() -> None:
-    import checkout  # noqa: F401
-
-    from nightingale_lab.bench import script
-
-    parser = script.parser(__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--upstream-python", help="Python of a venv with chatterbox-tts")
-    parser.add_argument("--upstream", type=Path, help="or a folder of its packages (see upstream_side.py)")
-    parser.add_argument("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB")
-    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
-    parser.add_argument("--profile", default="default", help="a profile, with options")
-    parser.add_argument("--runtime", choices=("auto", "onnxruntime", "native"), default="auto")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.part:
-        print(json.dumps(run_part(options)))
-        return
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run all parts, and upstream beside them."""
     theirs = options.upstream_python or (sys.executable if options.upstream else None)
     with tempfile.TemporaryDirectory(prefix="nightingale-cpu-") as temporary:
         work = options.work or Path(temporary)
@@ -159,10 +144,28 @@ def main() -> None:
         for name, (sign, must, aim) in GOALS.items()
     ]
     title = f"{options.threads} threads, profile {options.profile}, warm, 102 tokens"
-    script.print_table(title, ("", "must", "aim", "reached"), rows)
-    result = {"table": reached, "parts": found, "threads": options.threads, "profile": options.profile}
-    script.finish(result, "cpu", options)
+    runner.print_table(title, ("", "must", "aim", "reached"), rows)
+    return {"table": reached, "parts": found, "threads": options.threads, "profile": options.profile}
 
 
-if __name__ == "__main__":
-    main()
+OPTIONS = (
+    option("--threads", type=int, default=2),
+    option("--upstream-python", help="Python of a venv with chatterbox-tts"),
+    option("--upstream", type=Path, help="or a folder of its packages (see nightingale_lab/upstream)"),
+    option("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB"),
+    option("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS)),
+    option("--profile", default="default", help="a profile, with options"),
+    option("--runtime", choices=("auto", "onnxruntime", "native"), default="auto"),
+    option("--part", help=argparse.SUPPRESS),
+    option("--model", help=argparse.SUPPRESS),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = runner.parser(__doc__)
+    runner.add_options(parser, OPTIONS)
+    options = parser.parse_args(arguments)
+    if options.part:
+        runner.report(json.dumps(run_part(options)))
+    else:
+        runner.finish(measure(options), "cpu", options)

@@ -1,10 +1,8 @@
-"""Models, engines and tokens of benchmarks/gpu_engine.py: what its parts measure."""
+"""Models, engines and tokens of gpu_engine.py: what its parts measure."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
 import torch
 
 from nightingale.backends import BACKENDS
@@ -21,13 +18,15 @@ from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Choice, Plan, find_machine, select
 from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.build import UNUSED_BY_T3, new_vocoder
+from nightingale.models.chatterbox.build import new_vocoder
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale_lab import reference
+from nightingale_lab.bench.runner import report, run_child
 from nightingale_lab.bench.speed.cold import empty_caches
 from nightingale_lab.random_models import (
     Networks,
@@ -101,16 +100,9 @@ def load_times(family: str, options: Any) -> list[dict[str, float]]:
         folder = Path(name)
         preset = tiny_preset(PRESETS[family]) if options.tiny else PRESETS[family]
         save_weights(random_networks(preset, options.device), folder)
-        command = [sys.executable, str(Path(__file__).resolve()), family, str(folder), options.device]
+        command = [sys.executable, "-m", __name__, family, str(folder), options.device]
         command += ["tiny"] if options.tiny else []
-        rows = []
-        for _ in range(2):
-            environment = {**os.environ, **empty_caches(folder)}
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-            if done.returncode:
-                raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-        return rows
+        return [run_child(command, empty_caches(folder)) for _ in range(2)]
 
 
 def load_once(family: str, folder: Path, device: torch.device, *, tiny: bool) -> dict[str, float]:
@@ -127,8 +119,5 @@ def load_once(family: str, folder: Path, device: torch.device, *, tiny: bool) ->
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            load_once(sys.argv[1], Path(sys.argv[2]), torch.device(sys.argv[3]), tiny="tiny" in sys.argv)
-        )
-    )
+    found = load_once(sys.argv[1], Path(sys.argv[2]), torch.device(sys.argv[3]), tiny="tiny" in sys.argv)
+    report(json.dumps(found))

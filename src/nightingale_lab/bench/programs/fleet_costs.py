@@ -1,7 +1,7 @@
 """GPUs, waits and cost of 1,000 to 1,000,000 listeners at once, simulated from the measured capacity of one GPU.
 
-    python benchmarks/fleet.py --gpu-hour 3.00 --load-s 90
-    python benchmarks/fleet.py --tiny        # two rows: proves that it runs
+    python -m nightingale_lab.bench fleet --gpu-hour 3.00 --load-s 90
+    python -m nightingale_lab.bench fleet --tiny        # two rows: proves that it runs
 
 Traces: `poisson` has a constant rate, `diurnal` the hours of a day (the listeners are those of its peak), `bursts`
 triple the rate for a minute every half an hour. Answers play 2 to 30 seconds. The capacity is the last measured
@@ -11,18 +11,18 @@ of a GPU is what you pay, not a measurement. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import checkout  # noqa: F401
-
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.fleet import DAY_S, TRACES, Fleet, simulate
-from nightingale_lab.bench.script import print_table
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.store import read_lines, results_folder
 
-LISTENERS = (1_000, 10_000, 100_000, 1_000_000)
+LISTENERS: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
 DURATIONS_S = (2.0, 4.0, 6.0, 8.0, 12.0, 30.0)
 MEASURED = "Turbo: most listeners, block, together"
 TARGET = 0.8
@@ -30,19 +30,15 @@ TARGET = 0.8
 
 def measured_capacity() -> int:
     """Return the last measured number of listeners of one GPU."""
-    lines = read_lines(results_folder(), "gpu_engine")
+    folder = results_folder()
+    lines = read_lines(folder, "gpu_engine") if folder else []
     found = [line["table"].get(MEASURED, {}).get("reached") for line in lines]
     if not any(found):
         raise SystemExit("no measured capacity; pass --capacity")
     return int([value for value in found if value][-1])
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--capacity", type=int, help="listeners of one GPU")
-    parser.add_argument("--gpu-hour", type=float, default=1.0, help="price of a GPU for an hour")
-    parser.add_argument("--load-s", type=float, default=90.0, help="time until a new replica serves")
-    asked = parser.parse_args()
+def measure(asked: argparse.Namespace) -> dict[str, Any]:
     capacity = asked.capacity or measured_capacity()
     fleet = Fleet(capacity=capacity, load_s=asked.load_s, gpu_hour=asked.gpu_hour)
     hours = {"poisson": 1.0, "diurnal": DAY_S / 3600, "bursts": 2.0}
@@ -59,7 +55,7 @@ def main() -> None:
             start = math.ceil(first * listeners / (TARGET * capacity))
             result = simulate(arrivals, 1.0, DURATIONS_S, fleet, start=start, warm_up_s=60.0)
             rows.append({"trace": name, "listeners": listeners, **asdict(result)})
-    print_table(
+    runner.print_table(
         f"One GPU supplies {capacity} listeners; a new replica serves after {asked.load_s:g} s",
         ("trace", "listeners", "GPUs, mean", "GPUs, peak", "wait p50, s", "p95", "p99", "refused, %", "cost per hour"),
         [
@@ -72,8 +68,16 @@ def main() -> None:
         ],
     )  # fmt: skip
     about = {"capacity": capacity, "load_s": asked.load_s, "gpu_hour": asked.gpu_hour}
-    script.finish({**about, "rows": rows}, "fleet", asked)
+    return {**about, "rows": rows}
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "fleet",
+        measure,
+        option("--capacity", type=int, help="listeners of one GPU"),
+        option("--gpu-hour", type=float, default=1.0, help="price of a GPU for an hour"),
+        option("--load-s", type=float, default=90.0, help="time until a new replica serves"),
+        arguments=arguments,
+    )

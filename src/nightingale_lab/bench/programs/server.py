@@ -1,8 +1,8 @@
 """The server's overhead over the engine, its capacity, and its behaviour under overload.
 
-    python benchmarks/server.py                    # starts a server of its own with the model in the package
-    python benchmarks/server.py --model noise --clients 32 --seconds 60 --profile exact
-    python benchmarks/server.py --tiny             # two clients for a second: proves that it runs
+    python -m nightingale_lab.bench server                    # starts a server of its own with the model in the package
+    python -m nightingale_lab.bench server --model noise --clients 32 --seconds 60 --profile exact
+    python -m nightingale_lab.bench server --tiny             # two clients for a second: proves that it runs
 
 - overhead: time from sending a request to its first byte of audio, without the engine's own time to first
   audio (`Server-Timing: ttfa`), one request at a time, by format.
@@ -18,34 +18,34 @@ The client is another process than the server, on the same machine. The last lin
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import json
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
 import httpx
 import numpy as np
 
 from nightingale.audio.samples import wav_bytes
 from nightingale.errors import ConfigError
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.judges.client import judges_python, run_judges
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.bench.speed.targets import PCM_BYTES_PER_SECOND
 from nightingale_lab.bench.wer import compare, corpus_rate
+from nightingale_lab.reliability.server_process import ServerProcess, serving
 
 TEXTS = (
     "Good morning, and welcome back.",
@@ -64,18 +64,6 @@ RATE_HZ = 24_000
 
 
 @dataclass
-class Server:
-    url: str
-    pid: int
-
-    @property
-    def memory_mb(self) -> float:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        return int(found[1]) / 1000 if found else float("nan")
-
-
-@dataclass
 class Responses:
     """The responses to all clients of one phase."""
 
@@ -85,29 +73,6 @@ class Responses:
     wrong: int = 0
     audio: list[tuple[int, bytes]] = field(default_factory=list)
     """Request number and PCM of every response, unless the profile is `exact`."""
-
-
-@contextmanager
-def serving(model: str | None, profile: str | None) -> Iterator[Server]:
-    command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", "--log-level", "warning"]
-    command += ["--slots", str(SLOTS), "--max-queue", str(QUEUE)]
-    command += ["--model", model] if model else []
-    command += ["--profile", profile] if profile else []
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        address = ""
-        for line in process.stderr:
-            print(line, end="", file=sys.stderr)
-            if found := re.search(r"listens on (\S+)", line):
-                address = found[1]
-            if line.startswith("ready"):
-                yield Server(address, process.pid)
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def text_of(number: int) -> str:
@@ -166,18 +131,20 @@ async def run_clients(
     return seen
 
 
-async def probe(client: httpx.AsyncClient, server: Server, took_ms: list[float], memory: list[float]) -> None:
+async def probe(
+    client: httpx.AsyncClient, server: ServerProcess, took_ms: list[float], memory: list[float]
+) -> None:
     """Request /health twice a second until cancelled."""
     while True:
         at = time.perf_counter()
         await client.get("/health")
         took_ms.append(1000 * (time.perf_counter() - at))
-        memory.append(server.memory_mb)
+        memory.append(server.usage().rss_mb)
         await asyncio.sleep(0.5)
 
 
 async def phase(
-    server: Server, clients: int, seconds: float, expected: dict[int, bytes], exact: bool
+    server: ServerProcess, clients: int, seconds: float, expected: dict[int, bytes], exact: bool
 ) -> tuple[dict[str, Any], list[tuple[int, bytes]]]:
     """Return the row of the table, and the audio."""
     health_ms: list[float] = []
@@ -219,7 +186,8 @@ def transcribe(
         jobs = []
         for name, (_, pcm) in asked.items():
             path = Path(folder) / f"{name}.wav"
-            path.write_bytes(wav_bytes(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768, RATE_HZ))
+            samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
+            path.write_bytes(wav_bytes(samples, RATE_HZ))
             jobs.append({"wav": str(path)})
         scores = run_judges(jobs, only=(judge,), python=python)
         words = {Path(score["wav"]).stem: score[judge]["transcript"] for score in scores}
@@ -233,7 +201,7 @@ def transcribe(
             clear = by_text[nearest].rate < RECOGNIZED
             says["own" if clear and nearest == own else "another's" if clear else "unclear"] += 1
             if nearest != own or not clear:
-                print(f"expected {own!r}, recognized {words[name]!r}", file=sys.stderr)
+                sys.stderr.write(f"expected {own!r}, recognized {words[name]!r}\n")
 
     def rate(kind: str) -> float | None:
         chosen = [found for name, found in rates.items() if name.startswith(kind)]
@@ -254,7 +222,7 @@ def _sha(audio: bytes) -> str:
 
 
 async def measure(
-    server: Server, clients: int, overload: int, seconds: float, exact: bool, rounds: int
+    server: ServerProcess, clients: int, overload: int, seconds: float, exact: bool, rounds: int
 ) -> tuple[dict[str, Any], list[tuple[int, bytes]], dict[int, bytes]]:
     """Return the result, the audio of the load phase, and that of the same requests alone."""
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -274,21 +242,12 @@ async def measure(
     return result, audio, expected
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--model")
-    parser.add_argument("--profile", choices=["exact", "balanced"])
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load; 0 measures the overhead only")
-    parser.add_argument("--rounds", type=int, default=20, help="of the overhead, for each format")
-    parser.add_argument("--sample", type=int, default=24, help="responses to be transcribed; 0 is none")
-    parser.add_argument("--judge", default="base", help="the recognizer: tiny, base or moonshine")
-    asked = parser.parse_args()
-    overload = 4 * (SLOTS + QUEUE)
-    if asked.tiny:
-        asked.model, asked.clients, asked.seconds, asked.rounds, asked.sample = "noise", 2, 1.0, 1, 0
-        overload = 3
-    with serving(asked.model, asked.profile) as server:
+def measure_server(asked: argparse.Namespace) -> dict[str, Any]:
+    options = ["--slots", str(SLOTS), "--max-queue", str(QUEUE), "--log-level", "warning"]
+    options += ["--model", asked.model] if asked.model else []
+    options += ["--profile", asked.profile] if asked.profile else []
+    overload = 3 if asked.tiny else 4 * (SLOTS + QUEUE)
+    with serving(options) as server:
         exact = asked.profile == "exact"
         work = measure(server, asked.clients, overload, asked.seconds, exact, asked.rounds)
         result, audio, expected = asyncio.run(work)
@@ -298,10 +257,22 @@ def main() -> None:
         except ConfigError as error:  # without judges the rest still counts
             result["read_back"] = {"not_read": str(error)}
     for name, value in result.items():
-        print(f"{name}: {json.dumps(value)}", file=sys.stderr)
-    about = {"model": asked.model or "default", "profile": asked.profile}
-    script.finish({**about, **result}, "server", asked)
+        sys.stderr.write(f"{name}: {json.dumps(value)}\n")
+    return {"model": asked.model or "default", "profile": asked.profile, **result}
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "server",
+        measure_server,
+        option("--model"),
+        option("--profile", choices=["exact", "balanced"]),
+        option("--clients", type=int, default=32),
+        option("--seconds", type=float, default=60.0, help="of load; 0 measures the overhead only"),
+        option("--rounds", type=int, default=20, help="of the overhead, for each format"),
+        option("--sample", type=int, default=24, help="responses to be transcribed; 0 is none"),
+        option("--judge", default="base", help="the recognizer: tiny, base or moonshine"),
+        tiny={"model": "noise", "clients": 2, "seconds": 1.0, "rounds": 1, "sample": 0},
+        arguments=arguments,
+    )

@@ -1,8 +1,8 @@
 """Judge wren and other small engines on the same sentences: words, Distill-MOS and DNSMOS.
 
     make judges
-    python benchmarks/peer_quality.py                  # wren and all peers, 200 sentences
-    python benchmarks/peer_quality.py --every 10 --engine kokoro
+    python -m nightingale_lab.bench peer_quality                  # wren and all peers, 200 sentences
+    python -m nightingale_lab.bench peer_quality --every 10 --engine kokoro
 
 Each engine speaks with its default voice. The sentences, recognizers and rules are those of
 `python -m nightingale_lab.bench.wren`. Times are not measured, so the machine may be busy.
@@ -10,21 +10,21 @@ Each engine speaks with its default voice. The sentences, recognizers and rules 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
-
 from nightingale import TTS
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
 from nightingale_lab.bench.peers.peer_list import ALL, PEERS
 from nightingale_lab.bench.quality import Ask, Clip, ask_with, measure
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.sentences import sentences
 
 JUDGES = ("tiny", "base", "distillmos", "dnsmos")
@@ -43,13 +43,12 @@ def judged(speak: Speak, lines: Sequence[str], folder: Path, ask: Ask | None) ->
     return {key: found.summary()[key] for key in kept}
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--every", type=int, default=1, help="only every so many sentences")
-    parser.add_argument("--workers", type=int, default=1, help="processes of judges")
-    parser.add_argument("--engine", default=",".join(("wren", *ALL)), help="which engines")
-    options = parser.parse_args()
-    names = ["wren"] if options.tiny else options.engine.split(",")
+def speak_with(tts: TTS) -> Speak:
+    return lambda text, seed, wav: tts.say(text, seed=seed).save(wav)
+
+
+def judge_engines(options: argparse.Namespace) -> dict[str, Any]:
+    names = options.engine.split(",")
     ask = None if options.tiny else ask_with(judges_python(), options.workers)
     lines = sentences("wren_200")[:: options.every][: 1 if options.tiny else None]
     engines: dict[str, Any] = {}
@@ -58,12 +57,7 @@ def main() -> None:
             folder = Path(scratch) / name
             if name == "wren":
                 with TTS() as tts:
-                    engines[name] = judged(
-                        lambda text, seed, wav, tts=tts: tts.say(text, seed=seed).save(wav),
-                        lines,
-                        folder,
-                        ask,
-                    )
+                    engines[name] = judged(speak_with(tts), lines, folder, ask)
             else:
                 home = homes() / name
                 python = install(PEERS[name], home, lambda line: sys.stderr.write(f"{line}\n"))
@@ -80,9 +74,18 @@ def main() -> None:
         )
         for name, row in engines.items()
     ]
-    script.print_table("Quality", head, rows)
-    script.finish({"engines": engines, "sentences": "wren_200", "every": options.every}, "peers", options)
+    runner.print_table("Quality", head, rows)
+    return {"engines": engines, "sentences": "wren_200", "every": options.every}
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "peers",
+        judge_engines,
+        option("--every", type=int, default=1, help="only every so many sentences"),
+        option("--workers", type=int, default=1, help="processes of judges"),
+        option("--engine", default=",".join(("wren", *ALL)), help="which engines"),
+        tiny={"engine": "wren"},
+        arguments=arguments,
+    )

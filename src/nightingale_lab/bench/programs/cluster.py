@@ -1,8 +1,8 @@
 """A cluster on one machine: what its proxy adds, how it grows with replicas, a killed replica, and batches.
 
-    python benchmarks/cluster.py                       # all sections, some minutes; needs the extra `ray`
-    python benchmarks/cluster.py --only latency,batch
-    python benchmarks/cluster.py --tiny                # one of everything: proves that it runs
+    python -m nightingale_lab.bench cluster                       # all sections, some minutes; needs the extra `ray`
+    python -m nightingale_lab.bench cluster --only latency,batch
+    python -m nightingale_lab.bench cluster --tiny                # one of everything: proves that it runs
 
 The engine is one whose timing is given by numbers (`nightingale_lab.bench.paced_service`), so that many replicas run
 on two cores as they would on as many GPUs.
@@ -24,6 +24,7 @@ The last line is JSON. Ray's processes end with the script.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -35,20 +36,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import checkout  # noqa: F401
 import httpx
 import numpy as np
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
 from nightingale_lab.bench.fleet import Fleet, simulate
 from nightingale_lab.bench.replica_processes import replica_processes
-from nightingale_lab.bench.script import print_table
+from nightingale_lab.bench.runner import option, print_records, print_table
 from nightingale_lab.bench.speed.load import percentile
 
 SERVICE = "nightingale_lab.bench.paced_service:PacedService"
@@ -158,12 +158,12 @@ def latency() -> dict[str, Any]:
     added = [one - other for one, other in pairs]
     found = {
         "added_p50_ms": round(statistics.median(added), 2),
-        "added_p95_ms": round(percentile(added, 0.95), 2),
+        "added_p95_ms": percentile(added, 0.95, 2),
         "cluster_p50_ms": round(statistics.median(times["cluster"]), 2),
         "single_p50_ms": round(statistics.median(times["single"]), 2),
         "rounds": len(added),
     }
-    print_table("Time to first audio", tuple(found), [tuple(found.values())])
+    print_records("Time to first audio", found)
     return found
 
 
@@ -284,7 +284,7 @@ def kill() -> dict[str, Any]:
         "waiting_failed": sum(answer["status"] != 200 for answer in waiting),
         "new_replica_s": round(took_s, 2),
     }
-    print_table("A killed replica of two", tuple(found), [tuple(found.values())])
+    print_records("A killed replica of two", found)
     return found
 
 
@@ -344,7 +344,7 @@ def batch() -> dict[str, Any]:
         "overhead": round(result.speaking_s / engine_s - 1, 4),
         "with_start_s": round(result.took_s, 2),
     }
-    print_table("A batch, and the engine alone", tuple(found), [tuple(found.values())])
+    print_records("A batch, and the engine alone", found)
     return found
 
 
@@ -360,10 +360,8 @@ def serving() -> Iterator[None]:
         serve.shutdown()
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--only", default="latency,growth,arrivals,kill,batch")
-    asked = parser.parse_args()
+def measure_sections(asked: argparse.Namespace) -> dict[str, Any]:
+    """Measure the sections; those with requests share a cluster."""
     if asked.tiny:
         SIZES.update(rounds=5, replicas=(1, 2), window_s=4.0, streams=6, rows=24, arrivals_s=5.0)
     sections = asked.only.split(",")
@@ -377,8 +375,9 @@ def main() -> None:
     if "batch" in sections:
         result["batch"] = batch()
     result["load_after"] = [round(value, 2) for value in os.getloadavg()]
-    script.finish(result, "cluster", asked)
+    return result
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    sections = option("--only", default="latency,growth,arrivals,kill,batch")
+    runner.run(__doc__, "cluster", measure_sections, sections, arguments=arguments)

@@ -1,7 +1,7 @@
 """One server process on all cores, or one on each core: which one makes more audio, and for how many listeners?
 
-    python benchmarks/processes.py
-    python benchmarks/processes.py --tiny      # random weights, a second for each row
+    python -m nightingale_lab.bench processes
+    python -m nightingale_lab.bench processes --tiny      # random weights, a second for each row
 
 Each listener sends its next request when it has the last answer, to one server in turn. An underrun is a moment at
 which a player that started with the first byte has nothing left to play. Linux only: processes are pinned to cores
@@ -10,6 +10,7 @@ as `taskset` does. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import time
@@ -19,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from nightingale_lab.bench import script
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
 from nightingale_lab.bench.speed.load import percentile
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.targets import PCM_BYTES_PER_SECOND
@@ -64,14 +66,8 @@ async def measure(
     }
 
 
-def main() -> None:
-    parser = script.parser(__doc__)
-    parser.add_argument("--model", default="wren")
-    parser.add_argument("--seconds", type=float, default=25.0, help="for each number of listeners")
-    parser.add_argument("--chars", type=int, default=400, help="of each text")
-    asked = parser.parse_args()
-    if asked.tiny:
-        asked.model, asked.seconds = "noise", 1.0
+def compare(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of one process and of one on each core."""
     cores, rows = sorted(os.sched_getaffinity(0)), list[dict[str, Any]]()
     for processes in (1, len(cores)):
         groups = [cores] if processes == 1 else [[core] for core in cores]
@@ -88,9 +84,18 @@ def main() -> None:
             for listeners in LISTENERS:
                 found = asyncio.run(measure(servers, listeners, asked.seconds, asked.chars))
                 rows.append({"processes": processes, **found})
-    script.print_table("Processes", tuple(rows[0]), [tuple(row.values()) for row in rows])
-    script.finish({"model": asked.model, "chars": asked.chars, "rows": rows}, "processes", asked)
+    runner.print_records("Processes", *rows)
+    return {"model": asked.model, "chars": asked.chars, "rows": rows}
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "processes",
+        compare,
+        option("--model", default="wren"),
+        option("--seconds", type=float, default=25.0, help="for each number of listeners"),
+        option("--chars", type=int, default=400, help="of each text"),
+        tiny={"model": "noise", "seconds": 1.0},
+        arguments=arguments,
+    )

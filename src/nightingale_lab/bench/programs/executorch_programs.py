@@ -1,7 +1,7 @@
 """Time and memory of an ExecuTorch export, method by method, in one thread.
 
     nightingale export wren --format executorch -o DIR
-    python benchmarks/executorch_programs.py DIR [--rounds N]
+    python -m nightingale_lab.bench executorch_programs DIR [--rounds N]
 
 Processor time, the fastest round. Memory is what the process gains when a method is loaded and has run once:
 anonymous pages, and pages of the file, which the system may drop. The last line is JSON.
@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import checkout  # noqa: F401
 import torch
 from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 from executorch.runtime import Runtime
 
+from nightingale_lab.bench import runner
+from nightingale_lab.bench.runner import option
+from nightingale_lab.bench.timing import cpu_ms
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=20)
-    args = parser.parse_args()
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     runtime = Runtime.get()
     _unsafe_reset_threadpool(1)
@@ -44,7 +42,8 @@ def main() -> None:
             before, started = memory(), time.process_time()
             method = program.load_method(name)
             load_ms = 1000 * (time.process_time() - started)
-            run_ms = fastest(lambda method=method, inputs=inputs: method.execute(inputs), args.rounds)
+            method.execute(inputs)
+            run_ms = cpu_ms(partial(method.execute, inputs), args.rounds)
             after = memory()
             rows.append(
                 {
@@ -56,18 +55,8 @@ def main() -> None:
                     "file_mib": round((after[1] - before[1]) / 1024, 1),
                 }
             )
-            print(rows[-1])
-    print(json.dumps({"machine": platform.machine(), "versions": card["versions"], "methods": rows}))
-
-
-def fastest(run: Callable[[], object], rounds: int) -> float:
-    """Return the fewest milliseconds of processor time of a call."""
-    times = []
-    for _ in range(rounds + 1):
-        started = time.process_time()
-        run()
-        times.append(time.process_time() - started)
-    return 1000 * min(times[1:])
+    runner.print_records("Methods", *rows)
+    return {"exported": card["versions"], "methods": rows}
 
 
 def memory() -> tuple[int, int]:
@@ -76,5 +65,13 @@ def memory() -> tuple[int, int]:
     return int(status["RssAnon"].split()[0]), int(status["RssFile"].split()[0])
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    runner.run(
+        __doc__,
+        "executorch_programs",
+        measure,
+        option("folder", type=Path),
+        option("--rounds", type=int, default=20),
+        tiny={"rounds": 1},
+        arguments=arguments,
+    )

@@ -1,10 +1,10 @@
 """Run upstream's networks beside ours in one process, from an unpacked folder of its packages.
 
-    python benchmarks/upstream_side.py --upstream DIR                        # both families on the GPU
-    python benchmarks/upstream_side.py --upstream DIR --device cpu --tiny    # few steps: proves that it runs
-    python benchmarks/upstream_side.py --upstream DIR --check                # only import it
+    python -m nightingale_lab.bench upstream_side --upstream DIR                        # both families on the GPU
+    python -m nightingale_lab.bench upstream_side --upstream DIR --device cpu --tiny    # few steps: proves that it runs
+    python -m nightingale_lab.bench upstream_side --upstream DIR --check                # only import it
 
-`make upstream-env DIR=…` makes DIR (benchmarks/upstream_env.py): `chatterbox` (chatterbox-tts 0.1.7),
+`make upstream-env DIR=…` makes DIR (upstream_env.py): `chatterbox` (chatterbox-tts 0.1.7),
 `transformers`, `diffusers` and what they import, all of it Python; none of it is in this repository. Modules
 that upstream imports to read clips, and never to synthesize, are replaced. Outside of
 `UpstreamPackages.active` the process sees its own modules and path; inside it sees upstream's, and torch.
@@ -22,16 +22,16 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import checkout  # noqa: F401
 import numpy as np
 import torch
 
-from nightingale_lab.bench.board import synchronize
+from nightingale_lab.bench.programs.gpu.board import synchronize
+from nightingale_lab.bench.runner import report
 from nightingale_lab.upstream.families import FAMILIES
 from nightingale_lab.upstream.networks import PROMPT_TOKENS, RandomUpstream, random_voice
 
@@ -143,7 +143,7 @@ class UpstreamPackages:
                 raise importlib.metadata.PackageNotFoundError(name)
             return version(name)
 
-        importlib.metadata.version = visible_version
+        importlib.metadata.version = visible_version  # type: ignore[assignment]
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 yield
@@ -201,7 +201,7 @@ class UpstreamModel:
         return time.perf_counter()
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -213,14 +213,10 @@ def main(arguments: list[str] | None = None) -> None:
     tokens, prompt, rounds, steps = (3, 4, 1, 1) if options.tiny else (TOKENS, PROMPT_TOKENS, 3, None)
     packages, rows = UpstreamPackages(options.upstream), {}
     if options.check:
-        print(json.dumps({"torch": torch.__version__, **packages.versions}))
+        report(json.dumps({"torch": torch.__version__, **packages.versions}))
         return
     for name in ("multilingual", "turbo"):
         upstream = UpstreamModel(packages, name, options.device, random_voice(FAMILIES[name], prompt))
         times = upstream.measure(TEXT_IDS, tokens, rounds, steps)
         rows[name] = times._asdict() | {"greedy": upstream.greedy(TEXT_IDS, tokens)}
-    print(json.dumps(rows, separators=(",", ":")))
-
-
-if __name__ == "__main__":
-    main()
+    report(json.dumps(rows, separators=(",", ":")))

@@ -1,0 +1,1 @@
+"""Benchmarks of a GPU. They need torch, numpy and safetensors only."""
