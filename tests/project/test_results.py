@@ -31,7 +31,7 @@ def test_there_are_results() -> None:
 def test_every_stored_line_has_the_fields(path: Path) -> None:
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         found = problems(json.loads(text), path.stem)
-        assert not found, f"{path.name}:{number}: {found}; `python tools/migrate_results.py` renames old keys"
+        assert not found, f"{path.name}:{number}: {found}"
 
 
 @pytest.mark.parametrize(

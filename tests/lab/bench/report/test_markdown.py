@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nightingale_lab.bench.runner import markdown_table
-
 from nightingale_lab.bench.report import markdown
+from nightingale_lab.bench.runner import markdown_table
 
 MACHINE = {"cores": 2, "cpu": "abacus", "load_1m": 0.5}
 SIGNED: dict[str, Any] = {"machine": MACHINE, "commit": "abc", "date": "2026-01-02T03:04:05"}

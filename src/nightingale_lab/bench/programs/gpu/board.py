@@ -68,13 +68,12 @@ class ScriptBoard:
         rows = {name: round(value, 4) for name, value in self.rows.items()}
         return {**self.more(), "rows": rows, "checks": self.checks, "errors": self.errors}
 
-    def finish(self, kind: str, table: str = "") -> None:
+    def finish(self, kind: str) -> None:
         """Print everything, then the result as the last line."""
         for name, value in self.rows.items():
             report(f"{name:52}{value:10.3f}")
         for name, text in (self.checks | self.errors).items():
             report(f"{name}: {text}")
-        report(table)
         if self.options.tiny:
             report(runner.TINY_NOTE)
         runner.finish(self.result(), kind, self.options)

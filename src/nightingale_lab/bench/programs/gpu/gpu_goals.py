@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nightingale_lab.bench.runner import print_table
+
 
 class GpuGoal(NamedTuple):
     what: str
@@ -85,20 +87,14 @@ def _met(reached: float | None, bound: float | None, sign: str) -> bool | None:
     return reached >= bound if sign == "≥" else reached <= bound
 
 
-def rendered(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table for a terminal."""
-    lines = [f"{'':60}{'upstream':>10}{'must':>8}{'aim':>8}{'reached':>10}"]
-    for what, row in found.items():
-        values = [row[name] for name in ("upstream", "must", "aim", "reached")]
-        cells = ["–" if value is None else f"{value:g}" for value in values]
-        verdict = (
-            ""
-            if row["must_met"] is None
-            else "aim"
-            if row["aim_met"]
-            else "must"
-            if row["must_met"]
-            else "MISSED"
-        )
-        lines.append(f"{what:60}{cells[0]:>10}{cells[1]:>8}{cells[2]:>8}{cells[3]:>10}  {verdict}")
-    return "\n".join(lines)
+def print_goals(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the table of goals, each with what was reached and whether it is met."""
+
+    def verdict(row: Mapping[str, Any]) -> str:
+        if row["must_met"] is None:
+            return ""
+        return "aim" if row["aim_met"] else "must" if row["must_met"] else "MISSED"
+
+    head = ("upstream", "must", "aim", "reached")
+    rows = [(what, *(row[name] for name in head), verdict(row)) for what, row in found.items()]
+    print_table("Goals", ("", *head, ""), rows)
