@@ -17,18 +17,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
+from nightingale.backends.onnx.capabilities import VOCODER_GRAPHS
 from nightingale.backends.onnx.embeddings import NumpyEmbeddings
-from nightingale.backends.onnx.numpy_weights import PackedWeights, flow_weights, hift_weights, t3_weights
+from nightingale.backends.onnx.numpy_weights import PackedWeights, flow_weights, t3_weights, vocoder_weights
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
+from nightingale.backends.onnx.rendering.vocoder import VocoderNetwork, VocoderStream
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.runner import TorchRunner
-from nightingale.backends.torch.sample_stream import SampleStream
+from nightingale.backends.torch.sample_stream import open_sample_stream
 from nightingale.backends.torch.weights import rendering_weights
 from nightingale.backends.torch.weights import t3_weights as torch_t3_weights
 from nightingale.decoding.decoding import Prompt
@@ -36,6 +37,7 @@ from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 from nightingale.voices.voice import Voice
 from nightingale_lab.bench import runner
 
@@ -84,17 +86,15 @@ def clock(times: Times, name: str, run: Callable[..., Result], *args: Any, **opt
 def blocks(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:
     """Time flow and vocoder; both vocoders render PyTorch's mel."""
     flow = clock(times, "load, flow", load_flow, source)
-    hift = clock(times, "load, vocoder", load_vocoder, source)
-    flow8, hift16 = load_flow(source, int8=True), load_vocoder(source, float16=True)
-    torch_flow, torch_hift = rendering_weights(source, "cpu")
+    net = clock(times, "load, vocoder", load_vocoder, source)
+    flow8 = load_flow(source, int8=True)
+    torch_flow, torch_vocoder = rendering_weights(source, "cpu")
     rng = np.random.default_rng(0)
     for _ in range(rounds):
-        mels, samples = (
-            MelStream(torch_flow, voice, seed=1, streaming=True),
-            SampleStream(torch_hift, seed=1, streaming=True),
-        )
-        stream, vocoder = FlowStream(flow, voice, seed=1), VocoderStream(hift, seed=1)
-        int8, float16 = FlowStream(flow8, voice, seed=1), VocoderStream(hift16, seed=1)
+        mels = MelStream(torch_flow, voice, seed=1, streaming=True)
+        samples = open_sample_stream(torch_vocoder, seed=1, streaming=True)
+        stream, int8 = FlowStream(flow, voice, seed=1), FlowStream(flow8, voice, seed=1)
+        vocoder = VocoderStream(net, seed=1)
         for number, size in enumerate(BLOCKS):
             tokens, final = rng.integers(6561, size=size).tolist(), number == len(BLOCKS) - 1
             label = f"block {number}, {size} tokens"
@@ -102,8 +102,7 @@ def blocks(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None
             clock(times, f"{label}, flow, onnx int8", push, flow8, int8, tokens, final)
             mel = clock(times, f"{label}, flow, torch", mels.push, tokens, final=final)
             frames = mel.numpy().T.copy()
-            clock(times, f"{label}, vocoder, onnx", vocode, hift, vocoder, frames, final)
-            clock(times, f"{label}, vocoder, onnx float16", vocode, hift16, float16, frames, final)
+            clock(times, f"{label}, vocoder, onnx", vocoder.push, frames, final=final)
             clock(times, f"{label}, vocoder, torch", samples.push, mel, final=final)
 
 
@@ -111,8 +110,10 @@ def load_flow(source: ModelSource, *, int8: bool = False) -> FlowNetwork:
     return FlowNetwork(source.info.preset.flow, flow_weights(source), threads=1, int8=int8)
 
 
-def load_vocoder(source: ModelSource, *, float16: bool = False) -> VocoderNetwork:
-    return VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1, float16=float16)
+def load_vocoder(source: ModelSource) -> VocoderNetwork:
+    config = source.info.preset.vocoder
+    assert isinstance(config, FrameVocoderConfig)
+    return VocoderNetwork(config, vocoder_weights(source), VOCODER_GRAPHS[config], threads=1)
 
 
 def load_t3(config: T3Config, weights: PackedWeights, *, int8: bool) -> OnnxRunner:
@@ -125,12 +126,6 @@ def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) 
     assert block is not None
     (mel,), (state,) = flow.render([block])
     stream.finish(block, mel, state)
-
-
-def vocode(hift: VocoderNetwork, stream: VocoderStream, mel: np.ndarray, final: bool) -> None:
-    ready = stream.next_mel(mel, final=final)
-    assert ready is not None
-    hift.render([stream], [ready], final=final)
 
 
 def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
-from nightingale.backends.torch.sample_stream import SampleStream, render_samples
+from nightingale.backends.torch.sample_stream import CrossfadedStream, open_sample_stream, render_samples
 from nightingale.clocks import CLOCKS
+from nightingale.models.chatterbox.build import Vocoder, new_vocoder
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.frame_vocoder.config import DELAY_SAMPLES, FrameVocoderConfig
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 from nightingale_lab.bench.runner import print_table
@@ -37,22 +39,22 @@ RAMPS_FRAMES = {
     **{f"all of {n}": [n] * 9999 for n in (1, 2, 5, 16, 50)},
     RAMP: [16, 32, 64, *[128] * 999],
 }
-SHAPES = {"wren": PRESETS["wren"].hift, "official shape": HiftConfig(base_channels=64, f0_channels=64)}
+SHAPES: dict[str, HiftConfig | FrameVocoderConfig] = {
+    "wren": PRESETS["wren"].vocoder,
+    "official shape": HiftConfig(base_channels=64, f0_channels=64),
+}
 """The official shape has an eighth of its width."""
-HOLDS: dict[str, tuple[int, ...]] = {"wren": (4, 3, 2, 1, 0), "official shape": (20, 14, 8, 4, 2)}
-"""Frames that the stream holds back."""
+HOLDS: dict[str, tuple[int | None, ...]] = {"wren": (None,), "official shape": (20, 14, 8, 4, 2)}
+"""Frames that the stream holds back; None where its lookahead decides that."""
 COUNTS = {"clips": 4, "frames": 200, "faulty clips": 10, "faults": 10, "seconds": 4}
 BOUNDARIES = [480, 960, 2400, 6000, 24_000]
 """Distances of boundaries in untouched speech, in samples."""
 
 
 def make_tiny() -> None:
-    """Leave one small causal network, two chunk sizes and one short clip."""
+    """Leave one small network, two chunk sizes and one short clip."""
     SHAPES.clear()
-    SHAPES["wren"] = HiftConfig(
-        base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=8, causal=True
-    )
-    HOLDS["wren"] = (4,)
+    SHAPES["wren"] = FrameVocoderConfig(width=16, hidden=24, blocks=2, pitch_width=8)
     for name in list(RAMPS_FRAMES):
         if name not in ("all of 16", RAMP):
             del RAMPS_FRAMES[name]
@@ -66,22 +68,22 @@ def decibels(difference: Samples, whole: Samples) -> float:
     )
 
 
-def networks(path: Path | None) -> dict[str, Hift]:
+def networks(path: Path | None) -> dict[str, Vocoder]:
     """Return a vocoder of each shape; wren's is trained if there is a file."""
     found = {name: voiced(config) for name, config in SHAPES.items()}
     if path is not None:
-        missing, _ = found["wren"].load_state_dict(load_file(path), strict=False)
-        assert not [name for name in missing if "window" not in name], missing
+        found["wren"].load_state_dict(load_file(path))
     return found
 
 
-def voiced(config: HiftConfig) -> Hift:
+def voiced(config: HiftConfig | FrameVocoderConfig) -> Vocoder:
     """Return a network with torch's initial weights, but with a pitch that depends on the mel."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = Hift(config).eval().requires_grad_(False)
-    net.f0_predictor.classifier.weight.data *= 10
-    net.f0_predictor.classifier.bias.data.fill_(150.0)
+        net = new_vocoder(config).eval().requires_grad_(False)
+    predictor: Any = net.f0_predictor if isinstance(net, Hift) else net.pitch_predictor
+    predictor.classifier.weight.data *= 10
+    predictor.classifier.bias.data.fill_(150.0)
     return net
 
 
@@ -100,8 +102,12 @@ def recordings(folder: Path | None, count: int) -> list[Samples]:
     return found
 
 
-def in_chunks(net: Hift, mel: Tensor, ramp: Sequence[int], **options: int) -> list[Samples]:
-    stream = SampleStream(net, seed=SEED, streaming=True, **options)
+def in_chunks(net: Vocoder, mel: Tensor, ramp: Sequence[int], hold: int | None = None) -> list[Samples]:
+    """Return the chunks of a stream. hold: frames that HiFT's holds back."""
+    stream = open_sample_stream(net, seed=SEED, streaming=True)
+    if hold is not None:
+        assert isinstance(net, Hift)
+        stream = CrossfadedStream(net, seed=SEED, hold_frames=hold)
     ends = [*(end for end in accumulate(ramp) if end < mel.shape[1]), mel.shape[1]]
     chunks = [stream.push(mel[:, a:b], final=b == mel.shape[1]) for a, b in pairwise([0, *ends])]
     return [chunk for chunk in chunks if len(chunk)]
@@ -113,9 +119,11 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     mels = [FlowMel()(torch.from_numpy(x)[None])[0] for x in recordings(clips, COUNTS["clips"])]
     reaches = []
     for name, net in nets.items():
-        first, last = mel_span(net)
-        ahead = lookahead_samples(net)
-        reaches.append((name, f"{first} … +{last}", f"{ahead} samples: {ahead / FRAME:.2f} frames"))
+        ahead, span = DELAY_SAMPLES, f"from -{DELAY_SAMPLES}"
+        if isinstance(net, Hift):
+            first, last = mel_span(net)
+            ahead, span = lookahead_samples(net), f"{first} … +{last}"
+        reaches.append((name, span, f"{ahead} samples: {ahead / FRAME:.2f} frames"))
     print_table("Receptive field", ("network", "a mel frame changes samples", "look-ahead"), reaches)
     apart = {}
     for name, net in nets.items():
@@ -123,9 +131,10 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
         for hold in HOLDS[name]:
             db = []
             for mel, whole in zip(mels, wholes, strict=True):
-                chunks = in_chunks(net, mel, RAMPS_FRAMES[RAMP], hold_frames=hold)
+                chunks = in_chunks(net, mel, RAMPS_FRAMES[RAMP], hold)
                 db.append(decibels(np.concatenate(chunks) - whole, whole))
-            apart[f"{name}; {hold}"] = [round(statistics.mean(db), 1), round(max(db), 1)]
+            held = f"{DELAY_SAMPLES / FRAME:.2f}" if hold is None else hold
+            apart[f"{name}; {held}"] = [round(statistics.mean(db), 1), round(max(db), 1)]
     print_table(
         "Streamed samples against the whole: power of the difference",
         ("network", "frames held back", "mean, dB", "worst, dB"),
@@ -151,9 +160,9 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     return {"vocoder_db_mean_worst": apart, "vocoder_chunk_ms": costs}
 
 
-def chunk_ms(net: Hift, mel: Tensor, chunk: int, *, after: int) -> float:
+def chunk_ms(net: Vocoder, mel: Tensor, chunk: int, *, after: int) -> float:
     def once() -> float:
-        stream = SampleStream(net, seed=0, streaming=True)
+        stream = open_sample_stream(net, seed=0, streaming=True)
         for start in range(0, after, 20):
             stream.push(mel[:, start : start + 20], final=False)
         return cpu_ms(lambda: stream.push(mel[:, after : after + chunk], final=False))
