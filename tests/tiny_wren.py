@@ -13,7 +13,8 @@ from nightingale.models.frame_vocoder.config import FrameVocoderConfig
 WREN = PRESETS["wren"]
 TINY_VOCODER = FrameVocoderConfig(width=32, hidden=48, blocks=2, pitch_width=32)
 TINY_VOCODER_GRAPH = Path(__file__).parent / "backends" / "onnx" / "tiny_vocoder.onnx"
-"""What `vocoder_graph(TINY_VOCODER)` returns; tests/lab/train/test_graphs.py writes it if it is missing."""
+"""The tiny vocoder's graph, as `nightingale_lab.train.graphs.vocoder_graph` returns it. Write it again when the network
+changes; tests/backends/onnx/test_vocoder.py compares it with the network."""
 TINY = Preset(
     t3=replace(
         WREN.t3,

@@ -29,7 +29,7 @@ from nightingale.models.frame_vocoder import config as sizes
 from nightingale.models.frame_vocoder.transforms import matrices, noise_gain, tone_gain
 
 
-class ConvNeXtBlock(NamedTuple):
+class MlxConvNeXtBlock(NamedTuple):
     """A causal ConvNeXt block on (rows, steps, width), in the precision of its input."""
 
     taps: mx.array
@@ -165,9 +165,9 @@ class MlxFrameVocoder:
         return mx.stack(parts, axis=2).reshape(len(known), columns * frames, -1)
 
 
-def _take_block(config: sizes.FrameVocoderConfig, weights: NetworkWeights, name: str) -> ConvNeXtBlock:
+def _take_block(config: sizes.FrameVocoderConfig, weights: NetworkWeights, name: str) -> MlxConvNeXtBlock:
     width, hidden = config.width, config.hidden
-    return ConvNeXtBlock(
+    return MlxConvNeXtBlock(
         taps=weights.take(f"{name}.taps", sizes.BLOCK_TAPS, width),
         taps_bias=weights.take(f"{name}.taps_bias", width),
         norm=take_norm(weights, f"{name}.norm", width),
