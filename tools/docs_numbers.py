@@ -121,6 +121,7 @@ NUMBERS: dict[str, Callable[[], Number]] = {
     "wren.dnsmos": lambda: stored("wren", "default>dnsmos>ovrl", "{:.2f}"),
     "wren.voices-wer-tiny": lambda: stored("wren", "rows>WER %, all voices, tiny", "{:.1f}"),
     "wren.voices-wer-base": lambda: stored("wren", "rows>WER %, all voices, base", "{:.1f}"),
+    "wren.distill-mos": lambda: stored("wren", "default>distill_mos>mean", "{:.2f}"),
     "wren.worst-voice-dnsmos": lambda: stored("wren", "rows>DNSMOS, worst voice", "{:.2f}"),
     "wren.speaker-cosine": lambda: stored("wren", "voices>heart>cosine", "{:.2f}"),
     "wren.hard-errors": lambda: stored("wren", "rows>hard clips with an error, %, base", "{:.0f}"),
