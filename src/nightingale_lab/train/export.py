@@ -45,7 +45,7 @@ from nightingale_lab.train.tokenizer_people import PEOPLE_TOKENIZER
 LIMIT_BYTES: Final = 44 * 2**20
 KEEP_FLOAT16: Final = ("lstm.*", "proj.*")
 """Quantization errors of the voice encoder add up over its frames: in int8 its vectors turn away from those of its
-teacher. Those of the vocoder are 34 to 38 dB below its samples."""
+teacher. Those of the vocoder are far below its samples (dev/LOG.md)."""
 RESPELLINGS: Final = {
     "couldn't": "couldent",
     "wouldn't": "wouldent",

@@ -23,14 +23,13 @@ from nightingale.backends.onnx.numpy_weights import (
     dequantize,
     quantize_blocks,
 )
-from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, FLOAT16, INT64, UINT8, OnnxGraph
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
 
 WEIGHTS_FILE: Final = "weights.bin"
 """The file of external weights, beside a graph on disk. `create_session` passes arrays in its place."""
 NEW: Final = "new."
 STORED_TYPES: Final[dict[np.dtype[Any], int]] = {
     np.dtype(np.float32): FLOAT,
-    np.dtype(np.float16): FLOAT16,
     np.dtype(np.uint8): UINT8,
 }
 """The types of weights in a graph; others are converted to float32."""
@@ -67,7 +66,6 @@ class NetworkGraph(OnnxGraph):
         weights: PackedWeights,
         *,
         int8: bool = False,
-        whole: bool = False,
         file: TensorFile | None = None,
     ) -> None:
         """Start a graph over weights by name.
@@ -75,18 +73,17 @@ class NetworkGraph(OnnxGraph):
         Args:
             weights: By their names in the checkpoint.
             int8: Products take weights and inputs as integers.
-            whole: The graph takes an utterance at once: it has no caches, and layers pad their inputs.
             file: Gets the weights, instead of the session.
         """
         super().__init__(WEIGHTS_FILE)
         self.packed, self.weights, self._file = weights, LazyFloats(weights.__getitem__), file
-        self.int8, self.whole = int8, whole
+        self.int8 = int8
         self.initializers: dict[str, NDArray[Any]] = {}
         self._names: set[str] = set()
         self.caches: list[Cache] = []
 
     def tensor(self, name: str, value: NDArray[Any]) -> str:
-        """Add weights in uint8, float16 or float32, once for each name."""
+        """Add weights in uint8 or float32, once for each name."""
         if name not in self._names:
             self._names.add(name)
             kind = value.dtype if value.dtype in STORED_TYPES else np.dtype(np.float32)
@@ -141,12 +138,6 @@ class NetworkGraph(OnnxGraph):
         last = np.iinfo(np.int64).max if end is None else end
         outputs = [out] if out else []
         return self.node("Slice", [x, self.ints(start), self.ints(int(last)), self.ints(axis)], outputs)
-
-    def pad(self, x: str, rank: int, axis: int, before: int, after: int, fill: float = 0.0) -> str:
-        """Put constant columns before and after x, which has `rank` axes."""
-        widths = [0] * (2 * rank)
-        widths[axis], widths[rank + axis] = before, after
-        return self.node("Pad", [x, self.ints(*widths), self.number(fill)])
 
     def matmul(self, x: str, name: str) -> str:
         """Multiply by the weights of a linear layer, without its bias."""
@@ -211,8 +202,6 @@ class NetworkGraph(OnnxGraph):
     def causal_conv(self, x: str, name: str) -> str:
         """Convolve along time; the inputs before the block come from a cache, zeros at the start."""
         _, inputs, taps = self.shape(f"{name}.weight")
-        if self.whole:
-            return self.conv_of_windows(self.pad(x, 3, 1, taps - 1, 0), name)
         cache = self.cache(f"{name}.inputs", ("past", inputs), axis=1, start=taps - 1)
         joined = self.node("Concat", [cache, x], axis=1)
         self.slice(joined, 1 - taps, None, 1, NEW + cache)
@@ -247,9 +236,6 @@ class NetworkGraph(OnnxGraph):
 
         score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: of all three, joined.
         """
-        if self.whole:
-            inputs = [*qkv, input_bias, "", score_bias]
-            return self.node("MultiHeadAttention", inputs, domain=CONTRIB, num_heads=heads)
         shape = (heads, "cached", head_width)
         past = [
             self.cache(f"{name}.{part}", shape, axis=2, positions_per_token=positions_per_token)

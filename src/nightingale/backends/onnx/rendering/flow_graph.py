@@ -51,15 +51,13 @@ class TokenEncoderGraph(NetworkGraph):
     tail          (rows, 0 or 3, width)        zeros after the last token of an utterance
     speaker       (rows, 1, mel)
     prompt_mel    (rows, 2 · tokens, mel)      normalized; zeros after the prompt
-    mask.0, mask.1                             of the blocks before and after the doubling of the rate; not if whole
+    mask.0, mask.1                             of the blocks before and after the doubling of the rate
     NAME.distances  (heads, head_width, cached + 2 · positions)   of each attention layer
     conditioning  (rows, 2 · tokens, 3 · mel)
     """
 
-    def __init__(
-        self, config: FlowConfig, weights: PackedWeights, *, int8: bool, whole: bool = False
-    ) -> None:
-        super().__init__(weights, int8=int8, whole=whole)
+    def __init__(self, config: FlowConfig, weights: PackedWeights, *, int8: bool) -> None:
+        super().__init__(weights, int8=int8)
         self.config = config
         width, mel = config.encoder_width, config.mel_bands
         self.input("embedded", FLOAT, ("rows", "tokens_ahead", width))
@@ -88,9 +86,7 @@ class TokenEncoderGraph(NetworkGraph):
         return self.node("Add", [known, self.causal_conv(y, f"{name}.conv2")])
 
     def _blocks(self, x: str, name: str, count: int, rate: int) -> str:
-        mask = ""
-        if not self.whole:
-            mask = self.input(f"mask.{rate}", FLOAT, ("rows", 1, f"time.{rate}", f"positions.{rate}"))
+        mask = self.input(f"mask.{rate}", FLOAT, ("rows", 1, f"time.{rate}", f"positions.{rate}"))
         residual: Residual = None
         for number in range(count):
             at = f"{name}.{number}"
@@ -127,7 +123,7 @@ class TokenEncoderGraph(NetworkGraph):
             head_width=head_width,
             positions_per_token=positions_per_token,
             max_positions=self.config.left_context,
-            score_bias=self.node("Add", [scores, mask]) if mask else scores,
+            score_bias=self.node("Add", [scores, mask]),
             input_bias=input_bias,
         )
         return self.matmul(attended, f"{name}.linear_out")
@@ -146,7 +142,7 @@ class TokenEncoderGraph(NetworkGraph):
         end = self.node("Add", [start, self.node("Mul", [queries, length])])
         flat = self.node("Slice", [flat, start, end, self.ints(2)])
         rows = self.node("Reshape", [flat, self.node("Concat", [lead, queries, length], axis=0)])
-        keys = self.node("Shape", [mask], start=3) if mask else queries
+        keys = self.node("Shape", [mask], start=3)
         return self.node("Slice", [rows, self.ints(0), keys, self.ints(3)])
 
 
@@ -155,29 +151,19 @@ class EstimatorGraph(NetworkGraph):
 
     x             (rows, frames, mel)
     conditioning  (rows, frames, 3 · mel)        of the token encoder
-    mask          (rows, 1, frames, cached + frames)   not if whole
+    mask          (rows, 1, frames, cached + frames)
     STAGE.time    (width,)                       of each stage: its time embedding in this step
-    next_x        (rows, frames, mel)            after the step; or
-    velocity      (rows, frames, mel)            if the graph is not made for one length of a step
+    next_x        (rows, frames, mel)            after the step
     """
 
-    def __init__(
-        self,
-        config: FlowConfig,
-        weights: PackedWeights,
-        step: float | None,
-        *,
-        int8: bool,
-        whole: bool = False,
-    ) -> None:
-        """step: the length of a solver step, if all have the same length."""
-        super().__init__(weights, int8=int8, whole=whole)
+    def __init__(self, config: FlowConfig, weights: PackedWeights, step: float, *, int8: bool) -> None:
+        """step: the length of a solver step."""
+        super().__init__(weights, int8=int8)
         self.config = config
         mel = config.mel_bands
         self.input("x", FLOAT, ("rows", "frames", mel))
         self.input("conditioning", FLOAT, ("rows", "frames", 3 * mel))
-        if not whole:
-            self.input("mask", FLOAT, ("rows", 1, "frames", "positions"))
+        self.input("mask", FLOAT, ("rows", 1, "frames", "positions"))
         down, *middle, up = stages(config)
         skip = self._stage(self.node("Concat", ["x", "conditioning"], axis=2), down)
         h = self.causal_conv(skip, f"{down}.2")
@@ -185,14 +171,10 @@ class EstimatorGraph(NetworkGraph):
             h = self._stage(h, stage)
         h = self._stage(self.node("Concat", [h, skip], axis=2), up)
         h = self._conv_block(self.causal_conv(h, f"{up}.2"), f"{ESTIMATOR}.final_block")
-        name, scale = f"{ESTIMATOR}.final_proj", 1.0 if step is None else step
-        proj = self.tensor("final_proj", scale * self.weights[f"{name}.weight"][..., 0])
+        name = f"{ESTIMATOR}.final_proj"
+        proj = self.tensor("final_proj", step * self.weights[f"{name}.weight"][..., 0])
         product = self.node("FusedMatMul", [h, proj], domain=CONTRIB, transB=1)
-        bias = self.tensor("final_proj.bias", scale * self.weights[f"{name}.bias"])
-        if step is None:
-            self.node("Add", [product, bias], ["velocity"])
-            self.output("velocity", FLOAT, ("rows", "frames", mel))
-            return
+        bias = self.tensor("final_proj.bias", step * self.weights[f"{name}.bias"])
         self.node("Add", ["x", self.node("Add", [product, bias])], ["next_x"])
         self.output("next_x", FLOAT, ("rows", "frames", mel))
 
@@ -209,7 +191,7 @@ class EstimatorGraph(NetworkGraph):
                 head_width=HEAD_WIDTH,
                 positions_per_token=2,
                 max_positions=self.config.left_context,
-                score_bias="" if self.whole else "mask",
+                score_bias="mask",
             )
             out, inner, outer = f"{at}.attn1.to_out.0", f"{at}.ff.net.0.proj", f"{at}.ff.net.2"
             residual = self.matmul(attended, out), out

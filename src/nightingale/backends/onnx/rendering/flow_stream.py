@@ -235,10 +235,7 @@ class DistanceTables:
 
 
 def time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dict[str, Floats]:
-    """Return the time embedding of each stage's resnet block for the solver step from t to r.
-
-    A flow that is no meanflow predicts the velocity at t, so its steps do not depend on r.
-    """
+    """Return the time embedding of each stage's resnet block for the solver step from t to r."""
 
     def embed(time: float) -> Floats:
         width = 4 * config.mel_bands
@@ -252,9 +249,7 @@ def time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dic
         result: Floats = weights[f"{ESTIMATOR}.{name}.weight"] @ x + weights[f"{ESTIMATOR}.{name}.bias"]
         return result
 
-    time = embed(t)
-    if config.meanflow:
-        time = weights[f"{ESTIMATOR}.time_embed_mixer.weight"] @ np.concatenate([time, embed(r)])
+    time = weights[f"{ESTIMATOR}.time_embed_mixer.weight"] @ np.concatenate([embed(t), embed(r)])
     mish = time * np.tanh(np.logaddexp(0, time))
     return {
         f"{stage}.0.time": weights[f"{stage}.0.mlp.1.weight"] @ mish + weights[f"{stage}.0.mlp.1.bias"]
